@@ -1,0 +1,1 @@
+"""The demonstration: one agent, real tools, real HTTP; run stock, then speculative, and compared."""

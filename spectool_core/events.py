@@ -1,0 +1,150 @@
+"""What speculation did, as frozen events for hooks.
+
+A hook is any callable that takes an event. Hooks run where the event happens, so they must be quick; what they raise
+is logged and otherwise ignored. No event carries arguments or results: they may be private. Times are readings of
+the event loop's clock in seconds, comparable within one run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = [
+    "CallResolved",
+    "Event",
+    "Hook",
+    "LaunchSkipped",
+    "Outcome",
+    "RunFinished",
+    "RunOutcome",
+    "SpeculatorFinished",
+    "ToolObserved",
+    "TurnAnswered",
+    "TurnSettled",
+    "TurnStarted",
+    "announce",
+]
+
+Outcome: TypeAlias = Literal["hit", "join", "miss"]
+"""How a call of the main model was served: a finished result, a run in flight, or the tool itself."""
+
+RunOutcome: TypeAlias = Literal["succeeded", "failed", "timed_out", "not_replayable", "cancelled"]
+"""How a speculative run ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStarted:
+    """A prompt went to the main model."""
+
+    turn: int
+    time_s: float
+    num_speculators: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculatorFinished:
+    """A speculator ended, or was cancelled because the main model had answered."""
+
+    turn: int
+    speculator: str
+    started_s: float
+    ended_s: float
+    num_calls: int
+    outcome: Literal["finished", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSkipped:
+    """A predicted call was not run, and why."""
+
+    turn: int
+    tool: str
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """A speculative run of a tool ended; `started_s` is None if it never left the queue."""
+
+    turn: int
+    tool: str
+    source: str
+    started_s: float | None
+    ended_s: float
+    outcome: RunOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAnswered:
+    """The main model answered with `num_calls` tool calls after `generation_s` seconds."""
+
+    turn: int
+    time_s: float
+    generation_s: float
+    num_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallResolved:
+    """A call of a marked tool by the main model was served.
+
+    `saved_s` is how much of the tool's time had passed before the model asked; `waited_s` how long a join took.
+    """
+
+    turn: int
+    tool: str
+    outcome: Outcome
+    reason: str
+    time_s: float
+    saved_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ToolObserved:
+    """The framework itself ran a tool for the main model."""
+
+    tool: str
+    marked: bool
+    started_s: float
+    ended_s: float
+    succeeded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSettled:
+    """All is decided: of `num_launched` speculative runs, `num_wasted` served no call."""
+
+    turn: int
+    time_s: float
+    num_launched: int
+    num_wasted: int
+
+
+Event: TypeAlias = (
+    TurnStarted
+    | SpeculatorFinished
+    | LaunchSkipped
+    | RunFinished
+    | TurnAnswered
+    | CallResolved
+    | ToolObserved
+    | TurnSettled
+)
+
+Hook: TypeAlias = Callable[[Event], object]
+
+_logger = logging.getLogger("spectool")
+
+
+def announce(hooks: Sequence[Hook], event: Event) -> None:
+    """Give `event` to every hook; what a hook raises is logged."""
+    for hook in hooks:
+        try:
+            hook(event)
+        except Exception:
+            _logger.exception("a hook failed on %s", type(event).__name__)

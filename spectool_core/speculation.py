@@ -1,0 +1,251 @@
+"""`Speculation`: what an application sets up once and gives to its tool nodes, middleware or agents."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+from spectool_core.cache import Slots, ToolCache
+from spectool_core.calls import Prompt, ToolCall, ToolSchema
+from spectool_core.config import Mode, SpeculationConfig, validated_config
+from spectool_core.errors import ConfigurationError
+from spectool_core.events import Event, Hook, ToolObserved, announce
+from spectool_core.fences import Fences
+from spectool_core.gate import Gate
+from spectool_core.runs import RunContext, Toolbox
+from spectool_core.speculators.adopt import adopt
+from spectool_core.speculators.protocol import Speculator
+from spectool_core.statistics import Counters, SpeculationStatistics
+from spectool_core.threads import EventLoopThread, WorkerThreads, run_on
+from spectool_core.turn import Turn, TurnRules
+
+__all__ = ["Speculation"]
+
+_logger = logging.getLogger("spectool")
+
+
+class Speculation:
+    """Speculators, limits and the results of early runs, for any number of agents, runs, threads and event loops.
+
+    Args:
+        speculators: each "openai:MODEL", an object with the `Speculator` protocol, or a chat model of a framework
+            whose adapter is installed. The main model's prompts are sent to them.
+        mode: "client" speculates; "shadow" predicts and counts but runs no tool; "off" does nothing at all.
+        scope: `scope(call, context)` names who may share a result; by default one run of one thread.
+        may_speculate: `may_speculate(call, context)` is asked before each early run and can deny it.
+        hooks: called with each event (`spectool_core.events`), on whatever thread it happens.
+        ttl_s: see `SpeculationConfig`, as for all that follows.
+
+    Raises:
+        ConfigurationError: naming the field, the value and what is allowed.
+    """
+
+    def __init__(
+        self,
+        speculators: Iterable[Any] = (),
+        *,
+        mode: Mode = "client",
+        scope: Callable[[ToolCall, RunContext], Hashable] | None = None,
+        may_speculate: Callable[[ToolCall, RunContext], bool] | None = None,
+        hooks: Iterable[Hook] = (),
+        ttl_s: float = 60.0,
+        timeout_s: float | None = None,
+        max_runs_per_turn: int = 8,
+        max_runs_per_tool: int = 4,
+        max_runs: int | None = None,
+        max_concurrency: int = 32,
+        max_concurrency_per_tool: int = 4,
+        max_results: int = 1024,
+    ) -> None:
+        self.config: SpeculationConfig = validated_config(
+            mode=mode,
+            ttl_s=ttl_s,
+            timeout_s=timeout_s,
+            max_runs_per_turn=max_runs_per_turn,
+            max_runs_per_tool=max_runs_per_tool,
+            max_runs=max_runs,
+            max_concurrency=max_concurrency,
+            max_concurrency_per_tool=max_concurrency_per_tool,
+            max_results=max_results,
+        )
+        self.speculators: tuple[Speculator, ...] = tuple(adopt(given) for given in _listed("speculators", speculators))
+        self._scope = None if scope is None else _callable("scope", scope)
+        self._may_speculate = None if may_speculate is None else _callable("may_speculate", may_speculate)
+        self._counters = Counters()
+        self._hooks: tuple[Hook, ...] = (self._counters, *_listed("hooks", hooks))
+        for hook in self._hooks:
+            _callable("hooks", hook)
+        self._numbers = itertools.count(1)
+        self._named_speculators = list(zip(_names(self.speculators), self.speculators, strict=True))
+        self._gate = Gate(self.config)
+        self._fences = Fences()
+        self._lock = threading.Lock()
+        self._background: EventLoopThread | None = None
+        self._workers = WorkerThreads(self.config.max_concurrency, "spectool")
+        self._caches: dict[asyncio.AbstractEventLoop, ToolCache] = {}
+        self._rules = TurnRules(
+            self.config, self._gate, self.scope_of, self._allows, self._outlives_turn, self._announce
+        )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether turns are to be started at all."""
+        return self.config.mode != "off"
+
+    @property
+    def background(self) -> EventLoopThread:
+        """The event loop on which the turns of sync runs live; started when first needed."""
+        with self._lock:
+            if self._background is None or not self._background.is_alive:
+                self._background = EventLoopThread("spectool")
+            return self._background
+
+    def close(self) -> None:
+        """End the library's own threads; runs in flight on the background loop are cancelled."""
+        with self._lock:
+            background, self._background = self._background, None
+        if background is not None:
+            background.close()
+        self._workers.close()
+        with self._lock:
+            self._forget_closed_loops()
+
+    def start_turn(
+        self,
+        prompt: Prompt,
+        tools: Sequence[ToolSchema],
+        toolbox: Toolbox,
+        context: RunContext,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> Turn:
+        """Begin a turn at the moment its prompt goes to the main model.
+
+        Args:
+            prompt: what the main model is asked.
+            tools: what it may choose from.
+            toolbox: the tools that this run may use.
+            context: the agent run.
+            loop: the event loop on which the run's tools run; None for a sync run.
+        """
+        home = loop or self.background.loop
+        turn = Turn(
+            next(self._numbers),
+            prompt=prompt,
+            tools=tools,
+            toolbox=toolbox,
+            context=context,
+            rules=self._rules,
+            cache=self._cache_of(home),
+            loop=home,
+        )
+        turn.start(self._named_speculators)
+        return turn
+
+    def fence(self, context: RunContext, writes: frozenset[str] | None) -> None:
+        """Record that a call of an unmarked tool, or of one with declared `writes`, has ended in this run."""
+        scope = None if self._scope is not None else _default_scope(context)
+        self._fences.raise_(scope=scope, writes=writes)
+
+    def end_run(self, context: RunContext) -> None:
+        """Forget the results that only this run could have used."""
+        if self._scope is None:
+            with self._lock:
+                caches = list(self._caches.items())
+            for loop, cache in caches:
+                run_on(loop, cache.drop_owner, _default_scope(context))
+
+    def observe(self, tool: object, event: ToolObserved) -> None:
+        """Record that the framework itself ran a tool; a success ends its rest."""
+        if event.succeeded:
+            self._gate.wake(tool)
+        self._announce(event)
+
+    def scope_of(self, call: ToolCall, context: RunContext) -> Hashable:
+        """Who may share the result of `call`; nobody, where the user's `scope` raises."""
+        if self._scope is None:
+            return _default_scope(context)
+        try:
+            scope: Hashable = self._scope(call, context)
+            hash(scope)
+        except Exception:
+            _logger.exception("scope(%s) failed; its result is not shared", call.name)
+            return object()
+        return scope
+
+    def statistics(self) -> SpeculationStatistics:
+        """Counts so far."""
+        return self._counters.snapshot()
+
+    def _allows(self, call: ToolCall, context: RunContext) -> bool:
+        if self._may_speculate is None:
+            return True
+        try:
+            allowed = self._may_speculate(call, context)
+            if inspect.isawaitable(allowed):
+                raise TypeError("may_speculate must not be async")
+            return bool(allowed)
+        except Exception:
+            _logger.exception("may_speculate(%s) failed; the call is not run early", call.name)
+            return False
+
+    def _outlives_turn(self, context: RunContext) -> bool:
+        # Where no run can be identified, any two might be taken for one.
+        return self._scope is not None or context.run is not None
+
+    def _announce(self, event: Event) -> None:
+        announce(self._hooks, event)
+
+    def _cache_of(self, loop: asyncio.AbstractEventLoop) -> ToolCache:
+        with self._lock:
+            if loop not in self._caches:
+                self._forget_closed_loops()
+                self._caches[loop] = self._new_cache(loop)
+            return self._caches[loop]
+
+    def _forget_closed_loops(self) -> None:
+        for closed in [loop for loop in self._caches if loop.is_closed()]:
+            del self._caches[closed]
+
+    def _new_cache(self, loop: asyncio.AbstractEventLoop) -> ToolCache:
+        config = self.config
+        return ToolCache(
+            loop,
+            slots=Slots(config.max_concurrency, config.max_concurrency_per_tool),
+            workers=self._workers,
+            fences=self._fences,
+            ttl_s=config.ttl_s,
+            max_results=config.max_results,
+        )
+
+
+def _default_scope(context: RunContext) -> Hashable:
+    return (context.run, context.thread_id)
+
+
+def _listed(field: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ConfigurationError(field, values, "a list")
+    return tuple(values)
+
+
+def _callable(field: str, value: Any) -> Any:
+    # An async one would be called and never awaited; a `may_speculate` of that kind would allow everything.
+    if not callable(value) or any(map(inspect.iscoroutinefunction, (value, getattr(value, "__call__", None)))):  # noqa: B004
+        raise ConfigurationError(field, value, "a callable that is not async")
+    return value
+
+
+def _names(speculators: Sequence[Speculator]) -> list[str]:
+    """A distinct name for each speculator: its `name`, or its class's, numbered where they repeat."""
+    names: list[str] = []
+    for speculator in speculators:
+        stem = str(getattr(speculator, "name", None) or type(speculator).__name__)
+        candidates = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        names.append(next(name for name in candidates if name not in names))
+    return names

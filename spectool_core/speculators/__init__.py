@@ -1,0 +1,6 @@
+"""Speculators: what predicts the main model's next tool calls."""
+
+from spectool_core.speculators.model import ModelSpeculator
+from spectool_core.speculators.protocol import Speculator, SpeculatorStatistics
+
+__all__ = ["ModelSpeculator", "Speculator", "SpeculatorStatistics"]

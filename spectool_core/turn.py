@@ -1,0 +1,376 @@
+"""One turn: from the moment the prompt goes to the main model until its tool calls are settled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from spectool_core.cache import Run, ToolCache
+from spectool_core.calls import Prompt, ToolCall, ToolSchema
+from spectool_core.canonical import CallKey
+from spectool_core.config import SpeculationConfig
+from spectool_core.decision import Claim, Hit, Join, Launch, Miss, Skip, decide_claim, decide_launch
+from spectool_core.events import (
+    CallResolved,
+    Event,
+    LaunchSkipped,
+    Outcome,
+    RunFinished,
+    RunOutcome,
+    SpeculatorFinished,
+    TurnAnswered,
+    TurnSettled,
+    TurnStarted,
+)
+from spectool_core.gate import Gate, TurnBudget
+from spectool_core.runs import NotPrepared, PreparedCall, RunContext, Scope, Toolbox
+from spectool_core.speculators.protocol import Speculator
+from spectool_core.threads import run_on, running_loop
+
+__all__ = ["Claimed", "Turn", "TurnRules"]
+
+_MAX_PREDICTIONS_PER_RUN = 4
+_LOOP_CHECK_S = 1.0
+"""How often whoever waits for another thread's loop looks whether it still runs."""
+
+_logger = logging.getLogger("spectool")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRules:
+    """What all turns of one `Speculation` share."""
+
+    config: SpeculationConfig
+    gate: Gate
+    scope_of: Callable[[ToolCall, RunContext], Hashable]
+    may_speculate: Callable[[ToolCall, RunContext], bool]
+    outlives_turn: Callable[[RunContext], bool]
+    announce: Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """How a call of the main model is served; `result` is what the run returned, unless `outcome` is "miss"."""
+
+    outcome: Outcome
+    result: Any = None
+
+
+class Turn:
+    """Predictions, early runs and the main model's answer of one turn.
+
+    It lives on one event loop, where its tools run; only `start`, `answer`, `settle` and `claim_blocking` may be
+    called from other threads. None of its methods raises.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        prompt: Prompt,
+        tools: Sequence[ToolSchema],
+        toolbox: Toolbox,
+        context: RunContext,
+        rules: TurnRules,
+        cache: ToolCache,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.number = number
+        self.context = context
+        self._prompt = prompt
+        self._tools = tools
+        self._toolbox = toolbox
+        self._rules = rules
+        self._cache = cache
+        self._loop = loop
+        self._budget = TurnBudget()
+        self._listeners: list[asyncio.Task[None]] = []
+        self._runs: dict[CallKey, Run] = {}
+        self._launched: set[Run] = set()
+        self._served: set[Run] = set()
+        self._due: Counter[CallKey] = Counter()
+        self._num_considered = 0
+        self._num_claiming = 0
+        self._started_s = loop.time()
+        self._answered = False
+        self._settled = False
+
+    # The main model's side
+
+    def start(self, speculators: Sequence[tuple[str, Speculator]]) -> None:
+        """Ask the (named) speculators what the main model has just been asked."""
+        run_on(self._loop, self._start, speculators)
+
+    def answer(self, calls: Sequence[ToolCall]) -> None:
+        """The main model has answered with `calls`: stop predicting, cancel losers, keep what it asked for."""
+        run_on(self._loop, self._answer, calls)
+
+    def settle(self) -> None:
+        """No further call of this turn will come: cancel and forget what is left."""
+        run_on(self._loop, self._settle)
+
+    async def claim(self, call: ToolCall) -> Claimed:
+        """Serve a call of the main model: at once if its result is there, after a join if its run has begun."""
+        if running_loop() is not self._loop:
+            return await self._claim_from_other_loop(call)
+        self._num_claiming += 1
+        try:
+            decision, prepared, run = self._decide(call)
+            if run is None or not isinstance(decision, Join):
+                return self._resolve(call, decision, prepared, run, waited_s=0.0)
+            asked_s = self._loop.time()
+            await run.join()
+            if run.state == "failed":
+                decision = Miss("failed")
+            return self._resolve(call, decision, prepared, run, waited_s=self._loop.time() - asked_s)
+        finally:
+            self._num_claiming -= 1
+            self._settle_if_done()
+
+    def claim_blocking(self, call: ToolCall) -> Claimed:
+        """`claim` for a thread; on the loop's own thread, which must not wait, a run in flight is a miss."""
+        if running_loop() is self._loop:
+            return self._claim_at_once(call)
+        pending = self._claim_on_loop(call)
+        if pending is None:
+            return Claimed("miss")
+        try:
+            while True:
+                try:
+                    return pending.result(_LOOP_CHECK_S)
+                except TimeoutError:
+                    if not self._loop.is_running():
+                        return Claimed("miss")
+        except FutureCancelledError:  # the loop has ended, and its tasks with it
+            return Claimed("miss")
+        except BaseException:  # a KeyboardInterrupt, say: nobody waits any more
+            pending.cancel()
+            raise
+
+    async def _claim_from_other_loop(self, call: ToolCall) -> Claimed:
+        pending = self._claim_on_loop(call)
+        if pending is None:
+            return Claimed("miss")
+        claimed = asyncio.wrap_future(pending)
+        try:
+            while not (await asyncio.wait([claimed], timeout=_LOOP_CHECK_S))[0] and self._loop.is_running():
+                pass
+        except BaseException:
+            claimed.cancel()
+            raise
+        return Claimed("miss") if claimed.cancelled() or not claimed.done() else claimed.result()
+
+    def _claim_on_loop(self, call: ToolCall) -> Future[Claimed] | None:
+        claim = self.claim(call)
+        try:
+            return asyncio.run_coroutine_threadsafe(claim, self._loop)
+        except RuntimeError:  # the loop has closed, and with it all that this turn started
+            claim.close()
+            return None
+
+    def _claim_at_once(self, call: ToolCall) -> Claimed:
+        decision, prepared, run = self._decide(call)
+        if run is not None and isinstance(decision, Join):
+            decision = Miss("would_block")
+            self._cache.drop(run)
+        claimed = self._resolve(call, decision, prepared, run, waited_s=0.0)
+        self._settle_if_done()
+        return claimed
+
+    # Predictions
+
+    def _start(self, speculators: Sequence[tuple[str, Speculator]]) -> None:
+        self._rules.announce(TurnStarted(self.number, self._started_s, len(speculators)))
+        if self._answered:
+            return
+        self._listeners = [
+            self._loop.create_task(self._listen(*speculator), name=f"spectool:{speculator[0]}")
+            for speculator in speculators
+        ]
+
+    async def _listen(self, name: str, speculator: Speculator) -> None:
+        started_s = self._loop.time()
+        num_calls = 0
+        outcome = "finished"
+        predictions: AsyncIterator[ToolCall] | None = None
+        try:
+            predictions = speculator.predict(self._prompt, self._tools)
+            async for call in predictions:
+                num_calls += 1
+                self._consider(call, name)
+                if self._answered or self._is_exhausted():
+                    break
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        except Exception:
+            outcome = "failed"
+            _logger.debug("speculator %s failed", name, exc_info=True)
+        finally:
+            if (aclose := getattr(predictions, "aclose", None)) is not None:
+                with contextlib.suppress(Exception):
+                    await aclose()
+            ended_s = self._loop.time()
+            self._rules.announce(
+                SpeculatorFinished(self.number, name, started_s, ended_s, num_calls, outcome)  # type: ignore[arg-type]
+            )
+
+    def _is_exhausted(self) -> bool:
+        """Whether no further prediction could start a run, so that asking on is a waste."""
+        limit = self._rules.config.max_runs_per_turn
+        return self._budget.num_runs >= limit or self._num_considered >= _MAX_PREDICTIONS_PER_RUN * limit
+
+    def _consider(self, call: ToolCall, source: str) -> None:
+        self._num_considered += 1
+        try:
+            prepared = self._prepare(call)
+        except NotPrepared as exc:
+            self._rules.announce(LaunchSkipped(self.number, call.name, source, exc.reason))
+            return
+        self._launch(prepared, source)
+
+    def _launch(self, prepared: PreparedCall, source: str) -> None:
+        rules, name, key = self._rules, prepared.call.name, prepared.key
+        present = self._cache.get(key, prepared.policy.reads)
+        decision = decide_launch(
+            shadow=rules.config.mode == "shadow",
+            answered=self._answered and source != _ANSWER,
+            present=present is not None,
+            resting=rules.gate.is_resting(key.tool),
+            denied=not rules.may_speculate(prepared.call, self.context),
+            over=rules.gate.limit_reached(self._budget, name),
+        )
+        match decision:
+            case Skip(reason):
+                rules.announce(LaunchSkipped(self.number, name, source, reason))
+            case Launch() if not rules.gate.spend(self._budget, name):
+                rules.announce(LaunchSkipped(self.number, name, source, "max_runs"))
+            case Launch():
+                timeout_s = prepared.policy.timeout_s or rules.config.timeout_s
+                run = self._cache.launch(prepared, source=source, timeout_s=timeout_s, on_end=self._run_ended)
+                self._runs[key] = run
+                self._launched.add(run)
+
+    def _run_ended(self, run: Run, outcome: RunOutcome, ended_s: float) -> None:
+        tool = run.prepared.key.tool
+        if outcome in ("failed", "not_replayable"):
+            self._rules.gate.rest(tool, for_good=outcome == "not_replayable")
+        name = run.prepared.call.name
+        self._rules.announce(RunFinished(self.number, name, run.source, run.started_s, ended_s, outcome))
+
+    # The answer
+
+    def _answer(self, calls: Sequence[ToolCall]) -> None:
+        if self._answered:
+            return
+        self._answered = True
+        for listener in self._listeners:
+            listener.cancel()
+        now = self._loop.time()
+        self._rules.announce(TurnAnswered(self.number, now, now - self._started_s, len(calls)))
+        asked = self._note_calls(calls)
+        for key, run in list(self._runs.items()):
+            if run.state == "queued" or (key not in self._due and run.prepared.policy.reuse == "turn"):
+                self._release(run)
+        for key, prepared in asked.items():
+            if self._due[key] > 1:  # identical calls run once, and answer every id
+                self._launch(prepared, _ANSWER)
+        self._settle_if_done()
+
+    def _note_calls(self, calls: Sequence[ToolCall]) -> dict[CallKey, PreparedCall]:
+        """Count what is due, and drop each result that a write in the same answer may make stale."""
+        writes: list[frozenset[str] | None] = []
+        asked: dict[CallKey, PreparedCall] = {}
+        for call in calls:
+            policy = self._toolbox.policy(call.name)
+            if policy is None:
+                writes.append(None)
+            elif policy.writes:
+                writes.append(policy.writes)
+            try:
+                prepared = self._prepare(call)
+            except NotPrepared:
+                continue
+            asked[prepared.key] = prepared
+            self._due[prepared.key] += 1
+        for key, prepared in list(asked.items()):
+            if any(_meet(written, prepared.policy.reads) for written in writes):
+                del asked[key], self._due[key]
+                if (run := self._cache.get(key, prepared.policy.reads)) is not None:
+                    self._cache.drop(run)
+        return asked
+
+    def _decide(self, call: ToolCall) -> tuple[Claim, PreparedCall | None, Run | None]:
+        try:
+            prepared = self._prepare(call)
+        except NotPrepared as exc:
+            return Miss(exc.reason), None, None
+        run = self._cache.get(prepared.key, prepared.policy.reads)
+        due = self._due[prepared.key] > 0 and not self._settled
+        decision = decide_claim(run.state if run is not None else None, due=due)
+        if due:
+            self._due[prepared.key] -= 1
+        return decision, prepared, run
+
+    def _resolve(
+        self, call: ToolCall, decision: Claim, prepared: PreparedCall | None, run: Run | None, *, waited_s: float
+    ) -> Claimed:
+        if prepared is None and self._toolbox.policy(call.name) is None:
+            return Claimed("miss")
+        outcome: Outcome = "hit" if isinstance(decision, Hit) else "join" if isinstance(decision, Join) else "miss"
+        reason = decision.reason if isinstance(decision, Miss) else ""
+        now = self._loop.time()
+        saved_s = 0.0
+        if run is not None and outcome != "miss":
+            self._served.add(run)
+            saved_s = max(0.0, run.duration_s - waited_s)
+        self._rules.announce(CallResolved(self.number, call.name, outcome, reason, now, saved_s, waited_s))
+        return Claimed(outcome, run.result if run is not None and outcome != "miss" else None)
+
+    # The end
+
+    def _settle_if_done(self) -> None:
+        if self._answered and self._num_claiming == 0 and not any(self._due.values()):
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._settled:
+            return
+        self._answered = self._settled = True
+        for listener in self._listeners:
+            listener.cancel()
+        for run in list(self._runs.values()):
+            self._release(run)
+        num_launched = len(self._launched)
+        num_wasted = sum(run.num_waiters == 0 for run in self._launched - self._served)
+        self._launched.clear()  # the turn may be kept for longer than its results
+        self._rules.announce(TurnSettled(self.number, self._loop.time(), num_launched, num_wasted))
+
+    # Parts
+
+    def _prepare(self, call: ToolCall) -> PreparedCall:
+        policy = self._toolbox.policy(call.name)
+        if policy is None:
+            raise NotPrepared("unmarked")
+        owner = self._rules.scope_of(call, self.context)
+        shared = policy.reuse == "ttl" and self._rules.outlives_turn(self.context)
+        return self._toolbox.prepare(call, Scope(owner, None if shared else self.number))
+
+    def _release(self, run: Run) -> None:
+        del self._runs[run.prepared.key]
+        if run.prepared.policy.reuse == "turn" or run.state == "queued":
+            self._cache.drop(run)
+
+
+_ANSWER = "answer"
+
+
+def _meet(writes: frozenset[str] | None, reads: frozenset[str] | None) -> bool:
+    return writes is None or reads is None or not writes.isdisjoint(reads)

@@ -1,0 +1,209 @@
+"""Starts a turn when a graph's chat model is called, and ends it when the model has answered.
+
+LangChain asks every registered configure hook for a handler each time that it sets up callbacks, so one handler sees
+every chat model of the process, and no model object changes. For each call it asks the running graph whether a
+speculative tool node is in it; if not, the call stays as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
+from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.tracers.context import register_configure_hook
+
+from spectool_core.calls import Prompt, ToolCall, ToolSchema
+from spectool_core.speculation import Speculation
+from spectool_langgraph._agent_run import AgentRun, AgentRuns, OpenTurn
+from spectool_langgraph._binding import ToolBinding
+from spectool_langgraph._pregel import GraphRun, running_graph
+from spectool_langgraph._schemas import offered_tools
+from spectool_langgraph._toolbox import RunToolbox
+
+__all__ = ["FOLLOWER", "RUNS", "Enlisted", "SpeculativeTools", "TurnCallback", "enlisted"]
+
+_logger = logging.getLogger("spectool")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Enlisted:
+    """Marked tools and the `Speculation` that may run them early."""
+
+    speculation: Speculation
+    marked: Mapping[str, ToolBinding]
+
+
+class SpeculativeTools:
+    """Base of tool nodes that the callback looks for in a running graph."""
+
+    enlisted: Enlisted
+
+
+RUNS = AgentRuns()
+
+_enlisted: ContextVar[Enlisted | None] = ContextVar("spectool_enlisted", default=None)
+
+
+@contextmanager
+def enlisted(tools: Enlisted) -> Iterator[None]:
+    """Within this context, chat models are main models whose tools are `tools`."""
+    token = _enlisted.set(tools)
+    try:
+        yield
+    finally:
+        _enlisted.reset(token)
+
+
+class TurnCallback(BaseCallbackHandler):
+    """Follows chat models inside graphs. Runs inline: it neither blocks nor raises."""
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answering: dict[UUID, list[OpenTurn]] = {}
+
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        **kwargs: Any,
+    ) -> None:
+        """The main model is asked: start a turn for each `Speculation` whose tools it may call."""
+        if run_id not in self._answering:
+            self.start_turns(run_id, messages[0], kwargs.get("invocation_params") or {}, explicit=_enlisted.get())
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        """The main model has answered."""
+        turns = self._take(run_id)
+        if turns:
+            calls = _calls_in(response)
+            for open_turn in turns:
+                open_turn.calls = calls
+                open_turn.turn.answer(calls)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """The main model failed: a retry or a fallback goes on with the turn."""
+        for open_turn in self._take(run_id):
+            open_turn.failed = True
+
+    def start_turns(
+        self, run_id: UUID, messages: list[BaseMessage], params: Mapping[str, Any], *, explicit: Enlisted | None
+    ) -> None:
+        """Start the turns of one call of a chat model; `explicit` tools are taken without a look at the graph."""
+        try:
+            if not params.get("tools") or params.get("tool_choice") == "none":
+                return
+            graph = running_graph()
+            if graph is None:
+                return
+            candidates = [explicit] if explicit is not None else _tools_in(graph)
+            turns = [_turn(tools, graph, messages, params) for tools in candidates]
+            started = [open_turn for open_turn in turns if open_turn is not None]
+        except Exception:
+            _logger.exception("no turn was started")
+            return
+        if started:
+            with self._lock:
+                self._answering[run_id] = started
+
+    def _take(self, run_id: UUID) -> Sequence[OpenTurn]:
+        if not self._answering:
+            return ()
+        with self._lock:
+            return self._answering.pop(run_id, ())
+
+
+def _tools_in(graph: GraphRun) -> list[Enlisted]:
+    """Whose tools the main model may call: those of the speculative tool nodes in its graph."""
+    nodes = {name: runnable for name, runnable in graph.runnables() if isinstance(runnable, SpeculativeTools)}
+    if graph.node in nodes:
+        return []  # a model inside a tool is not the main model
+    if len(nodes) <= 1:
+        return [node.enlisted for node in nodes.values()]
+    return _merged([node.enlisted for node in nodes.values()])
+
+
+def _merged(several: Sequence[Enlisted]) -> list[Enlisted]:
+    """One entry for each `Speculation`, without names that stand for different tools: which would run is not known."""
+    tools_of_name: dict[str, set[int]] = {}
+    for tools in several:
+        for name, known in tools.marked.items():
+            tools_of_name.setdefault(name, set()).add(id(known.tool))
+    merged: dict[Speculation, dict[str, ToolBinding]] = {}
+    for tools in several:
+        clear = {name: known for name, known in tools.marked.items() if len(tools_of_name[name]) == 1}
+        merged.setdefault(tools.speculation, {}).update(clear)
+    return [Enlisted(speculation, marked) for speculation, marked in merged.items()]
+
+
+def _turn(tools: Enlisted, graph: GraphRun, messages: list[BaseMessage], params: Mapping[str, Any]) -> OpenTurn | None:
+    speculation = tools.speculation
+    if not speculation.is_on:
+        return None
+    schemas = offered_tools(params["tools"], tools.marked)
+    if not any(schema["function"]["name"] in tools.marked for schema in schemas):
+        return None
+    run = RUNS.find_or_start(graph)
+    if run is None:
+        return None
+    open_turn = run.failed_turn(speculation, graph, messages)
+    if open_turn is None:
+        open_turn = _new_turn(tools, graph, run, messages, params, schemas)
+        run.add(open_turn)
+    open_turn.failed = False
+    return open_turn
+
+
+def _new_turn(
+    tools: Enlisted,
+    graph: GraphRun,
+    run: AgentRun,
+    messages: list[BaseMessage],
+    params: Mapping[str, Any],
+    schemas: Sequence[ToolSchema],
+) -> OpenTurn:
+    prompt = Prompt(
+        lambda: _in_openai_format(messages),
+        native=messages,
+        tool_choice=params.get("tool_choice"),
+        parallel_tool_calls=params.get("parallel_tool_calls"),
+    )
+    toolbox = RunToolbox(
+        tools.marked,
+        waiting=graph.tools_that_wait(),
+        config=graph.config,
+        asynchronous=graph.event_loop is not None,
+    )
+    turn = tools.speculation.start_turn(prompt, schemas, toolbox, run.context, loop=graph.event_loop)
+    return OpenTurn(turn, tools.speculation, graph, messages)
+
+
+def _in_openai_format(messages: list[BaseMessage]) -> Sequence[Mapping[str, Any]]:
+    converted = convert_to_openai_messages(messages)
+    return converted if isinstance(converted, list) else [converted]
+
+
+def _calls_in(response: LLMResult) -> Sequence[ToolCall]:
+    generation = response.generations[0][0] if response.generations and response.generations[0] else None
+    message = generation.message if isinstance(generation, ChatGeneration) else None
+    if not isinstance(message, AIMessage):
+        return ()
+    return tuple(ToolCall(call["name"], call["args"], call["id"]) for call in message.tool_calls)
+
+
+FOLLOWER = TurnCallback()
+
+# The default makes the handler visible in every context and thread.
+register_configure_hook(ContextVar("spectool_callback", default=FOLLOWER), inheritable=False)

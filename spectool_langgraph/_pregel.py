@@ -1,0 +1,106 @@
+"""What the running graph tells about itself: its run, its nodes, and which of its tools wait for a human.
+
+LangGraph hands each node a way to schedule tasks, bound to the loop that runs the graph
+(`configurable["__pregel_call"]`, langgraph/pregel/_runner.py). That loop is private, so whatever of it cannot be read
+turns speculation off rather than guessing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
+
+__all__ = ["EVERY_TOOL", "GraphRun", "running_graph"]
+
+EVERY_TOOL = frozenset({"*"})
+"""The answer of `tools_that_wait` when every tool waits for a human, or it cannot be told which."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRun:
+    """One run of a graph, seen from inside one of its nodes.
+
+    Args:
+        loops: the running Pregel loops, from the graph that the node belongs to outwards to the root graph.
+        event_loop: the asyncio loop of an async run; None for a sync run.
+        config: the node's config.
+    """
+
+    loops: tuple[Any, ...]
+    event_loop: asyncio.AbstractEventLoop | None
+    config: RunnableConfig
+
+    @property
+    def root(self) -> Any:
+        """The root graph's loop: one object for the whole run."""
+        return self.loops[-1]
+
+    @property
+    def step(self) -> int:
+        """The superstep of the innermost graph."""
+        return int(self.loops[0].step)
+
+    @property
+    def node(self) -> str | None:
+        """The name of the node."""
+        return (self.config.get("metadata") or {}).get("langgraph_node")
+
+    @property
+    def configurable(self) -> Mapping[str, Any]:
+        """What the user passed as `configurable`, without LangGraph's own keys."""
+        return {k: v for k, v in self.config.get("configurable", {}).items() if not k.startswith("__")}
+
+    def runnables(self) -> Iterator[tuple[str, Any]]:
+        """Each node of these graphs, by name, as it was given to `add_node`."""
+        for loop in self.loops:
+            for name, node in loop.nodes.items():
+                yield name, node.bound
+
+    def tools_that_wait(self) -> frozenset[str]:
+        """Names of the tools that a human may want to stop before they run; EVERY_TOOL if that cannot be told."""
+        try:
+            if any(loop.interrupt_before or loop.interrupt_after for loop in self.loops):
+                return EVERY_TOOL
+            waiting: set[str] = set()
+            for _, runnable in self.runnables():
+                for hook in (getattr(runnable, "func", None), getattr(runnable, "afunc", None)):
+                    middleware = getattr(hook, "__self__", None)
+                    if isinstance(middleware, HumanInTheLoopMiddleware):
+                        waiting.update(middleware.interrupt_on)
+        except Exception:
+            return EVERY_TOOL
+        return frozenset(waiting)
+
+    def when_done(self, callback: Callable[[], None]) -> bool:
+        """Have `callback` called as the whole run ends, however it ends; False if that cannot be arranged."""
+        with contextlib.suppress(AttributeError):
+            self.root.stack.callback(callback)
+            return True
+        return False
+
+
+def running_graph(config: RunnableConfig | None = None) -> GraphRun | None:
+    """The graph run that this code is part of, from `config` or the current context; None if there is none."""
+    config = config or var_child_runnable_config.get()
+    if config is None:
+        return None
+    loops: list[Any] = []
+    event_loop = None
+    call = config.get("configurable", {}).get("__pregel_call")
+    try:
+        while call is not None:
+            loop = call.keywords["schedule_task"].__self__
+            if not loops:
+                event_loop = call.keywords.get("loop")
+            loops.append(loop)
+            call = loop.config["configurable"].get("__pregel_call")
+    except (AttributeError, KeyError):
+        return None
+    return GraphRun(tuple(loops), event_loop, config) if loops else None

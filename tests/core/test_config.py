@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from spectool_core.config import SpeculationConfig, validated_config
+from spectool_core.errors import ConfigurationError, SpectoolError
+
+COUNTS = ["max_runs_per_turn", "max_runs_per_tool", "max_concurrency", "max_concurrency_per_tool", "max_results"]
+
+
+def test_the_defaults_are_valid() -> None:
+    assert validated_config() == SpeculationConfig()
+
+
+@pytest.mark.parametrize("mode", ["client", "shadow", "off"])
+def test_every_mode_is_accepted(mode: str) -> None:
+    assert validated_config(mode=mode).mode == mode
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, value) for field in COUNTS for value in (0, -1, True, 1.5, 2.0, "3", None, math.nan)),
+        *(("max_runs", value) for value in (-1, True, 1.5, "3")),
+        *(("ttl_s", value) for value in (0, -1.0, math.nan, math.inf, True, "60", None)),
+        *(("timeout_s", value) for value in (0, -0.5, math.nan, math.inf, True, "60")),
+        *(("mode", value) for value in ("on", "CLIENT", "", None, 1)),
+    ],
+)
+def test_a_bad_value_is_refused_with_field_value_and_what_is_allowed(field: str, value: object) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        validated_config(**{field: value})
+    error = caught.value
+    assert error.field == field
+    assert error.value is value
+    assert error.allowed
+    assert str(error) == f"{field}={value!r} is not allowed; allowed: {error.allowed}"
+    assert isinstance(error, SpectoolError)
+    assert isinstance(error, ValueError)
+
+
+def test_what_is_allowed_is_said_in_words() -> None:
+    with pytest.raises(ConfigurationError, match="'client', 'shadow' or 'off'"):
+        validated_config(mode="on")
+    with pytest.raises(ConfigurationError, match="greater than or equal to 1"):
+        validated_config(max_results=0)
+    with pytest.raises(ConfigurationError, match="greater than 0"):
+        validated_config(ttl_s=0)
+
+
+def test_an_unknown_setting_is_refused_and_the_known_ones_are_listed() -> None:
+    with pytest.raises(ConfigurationError, match="max_runs_per_turn") as caught:
+        validated_config(max_run=3)
+    assert caught.value.field == "max_run"
+    assert caught.value.value == 3
+
+
+def test_none_and_zero_runs_and_whole_seconds_are_allowed() -> None:
+    config = validated_config(max_runs=0, timeout_s=None, ttl_s=5)
+    assert (config.max_runs, config.timeout_s, config.ttl_s) == (0, None, 5.0)
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        validated_config().max_runs = 1  # type: ignore[misc]

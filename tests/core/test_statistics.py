@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+
+from spectool_core.events import (
+    CallResolved,
+    Event,
+    LaunchSkipped,
+    RunFinished,
+    SpeculatorFinished,
+    ToolObserved,
+    TurnAnswered,
+    TurnSettled,
+    TurnStarted,
+    announce,
+)
+from spectool_core.statistics import Counters, SpeculationStatistics, ToolStatistics
+
+
+def counted(*events: Event) -> SpeculationStatistics:
+    counters = Counters()
+    for event in events:
+        counters(event)
+    return counters.snapshot()
+
+
+def test_nothing_happened() -> None:
+    nothing = counted()
+    assert nothing == SpeculationStatistics()
+    assert nothing.total == ToolStatistics()
+    assert nothing.total.acceptance_rate is None
+
+
+def test_every_event_is_counted_where_it_belongs() -> None:
+    statistics = counted(
+        TurnStarted(1, 0.0, 2),
+        TurnStarted(2, 0.0, 2),
+        SpeculatorFinished(1, "s", 0.0, 1.0, 3, "finished"),
+        SpeculatorFinished(1, "t", 0.0, 1.0, 1, "cancelled"),
+        SpeculatorFinished(2, "s", 0.0, 1.0, 0, "failed"),
+        LaunchSkipped(1, "a", "s", "duplicate"),
+        RunFinished(1, "a", "s", 0.0, 1.0, "succeeded"),
+        RunFinished(1, "a", "s", 0.0, 1.0, "failed"),
+        RunFinished(1, "a", "s", 0.0, 1.0, "timed_out"),
+        RunFinished(1, "a", "s", 0.0, 1.0, "not_replayable"),
+        RunFinished(1, "b", "s", None, 1.0, "cancelled"),
+        TurnAnswered(1, 2.0, 2.0, 2),
+        CallResolved(1, "a", "hit", "", 2.0, 1.0, 0.0),
+        CallResolved(1, "a", "join", "", 2.0, 0.5, 0.5),
+        CallResolved(1, "b", "miss", "queued", 2.0, 0.0, 0.0),
+        ToolObserved("b", True, 2.0, 3.0, True),
+        ToolObserved("c", False, 2.0, 3.0, False),
+        TurnSettled(1, 4.0, 5, 3),
+    )
+    assert statistics == SpeculationStatistics(
+        num_turns=2,
+        num_answered_turns=1,
+        num_settled_turns=1,
+        num_launched=5,
+        num_wasted=3,
+        num_predictions=4,
+        num_speculators_cancelled=1,
+        num_speculators_failed=1,
+        tools={
+            "a": ToolStatistics(
+                num_hits=1,
+                num_joins=1,
+                num_skipped=1,
+                num_runs_succeeded=1,
+                num_runs_failed=1,
+                num_runs_timed_out=1,
+                num_runs_not_replayable=1,
+                saved_s=1.5,
+            ),
+            "b": ToolStatistics(num_misses=1, num_runs_cancelled=1, num_real_runs=1),
+            "c": ToolStatistics(num_real_runs=1),
+        },
+    )
+    assert statistics.tools["a"].num_speculative_runs == 4
+    assert statistics.tools["a"].acceptance_rate == 1.0
+    assert statistics.total.num_speculative_runs == 5
+    assert statistics.total.acceptance_rate == pytest.approx(2 / 3)
+    assert statistics.total.num_real_runs == 2
+    assert statistics.total.saved_s == 1.5
+
+
+def test_a_snapshot_is_frozen_and_does_not_follow_later_events() -> None:
+    counters = Counters()
+    counters(LaunchSkipped(1, "a", "s", "duplicate"))
+    before = counters.snapshot()
+    counters(LaunchSkipped(1, "a", "s", "duplicate"))
+    counters(TurnStarted(1, 0.0, 1))
+    assert before.tools["a"].num_skipped == 1
+    assert before.num_turns == 0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        before.num_turns = 3  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        before.tools["a"].num_hits = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        before.tools["b"] = ToolStatistics()  # type: ignore[index]
+
+
+def test_no_event_of_another_thread_is_lost() -> None:
+    counters = Counters()
+
+    def count() -> None:
+        for _ in range(500):
+            counters(TurnStarted(1, 0.0, 1))
+            counters(CallResolved(1, "a", "hit", "", 0.0, 1.0, 0.0))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counters.snapshot().num_turns == 2000
+    assert counters.snapshot().tools["a"].num_hits == 2000
+    assert counters.snapshot().tools["a"].saved_s == 2000.0
+
+
+def test_invented_tool_names_are_bounded_and_none_is_lost() -> None:
+    statistics = counted(*(LaunchSkipped(1, f"tool-{number}", "s", "unmarked") for number in range(10_000)))
+    assert len(statistics.tools) <= 1025
+    assert statistics.total.num_skipped == 10_000
+    assert statistics.tools["tool-0"].num_skipped == 1
+
+
+def test_a_hook_that_raises_stops_neither_the_others_nor_the_caller(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Event] = []
+
+    def broken(event: Event) -> None:
+        raise RuntimeError("broken hook")
+
+    announce([broken, heard.append, broken], TurnStarted(1, 0.0, 1))
+    assert heard == [TurnStarted(1, 0.0, 1)]
+    assert [record.getMessage() for record in caplog.records] == ["a hook failed on TurnStarted"] * 2
