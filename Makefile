@@ -32,7 +32,7 @@ demo: $(STAMP)
 
 # Prints the figures of docs/evaluation.md; asserts nothing about time.
 bench: $(STAMP)
-	$(BIN)/python -m tests.bench $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

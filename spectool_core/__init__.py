@@ -11,13 +11,14 @@ from spectool_core.errors import (
 )
 from spectool_core.runs import RunContext
 from spectool_core.speculation import Speculation
-from spectool_core.speculators import Speculator, SpeculatorStatistics
+from spectool_core.speculators import ModelSpeculator, Speculator, SpeculatorStatistics
 from spectool_core.statistics import SpeculationStatistics, ToolStatistics
 
 __all__ = [
     "CanonicalizationError",
     "ConfigurationError",
     "MissingExtraError",
+    "ModelSpeculator",
     "NotSpeculatableError",
     "Prompt",
     "RunContext",

@@ -265,6 +265,8 @@ class ToolCache:
                 return  # the loop was closed first, and its slots with it
 
         def work() -> Any:
+            if run.outcome is not None:  # dropped, and the loop has not come to cancel this yet
+                return None
             # Here, not at the hand-over: while every worker is busy with runs of other loops, it has not begun.
             run.begin(self._loop)
             if run.timeout_s is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -138,7 +139,8 @@ class Turn:
         """`claim` for a thread; on the loop's own thread, which must not wait, a run in flight is a miss."""
         if running_loop() is self._loop:
             return self._claim_at_once(call)
-        pending = self._claim_on_loop(call)
+        claim = self.claim(call)
+        pending = self._claim_on_loop(claim)
         if pending is None:
             return Claimed("miss")
         try:
@@ -147,6 +149,7 @@ class Turn:
                     return pending.result(_LOOP_CHECK_S)
                 except TimeoutError:
                     if not self._loop.is_running():
+                        _close_if_not_begun(claim)
                         return Claimed("miss")
         except FutureCancelledError:  # the loop has ended, and its tasks with it
             return Claimed("miss")
@@ -155,7 +158,8 @@ class Turn:
             raise
 
     async def _claim_from_other_loop(self, call: ToolCall) -> Claimed:
-        pending = self._claim_on_loop(call)
+        claim = self.claim(call)
+        pending = self._claim_on_loop(claim)
         if pending is None:
             return Claimed("miss")
         claimed = asyncio.wrap_future(pending)
@@ -165,10 +169,10 @@ class Turn:
         except BaseException:
             claimed.cancel()
             raise
+        _close_if_not_begun(claim)
         return Claimed("miss") if claimed.cancelled() or not claimed.done() else claimed.result()
 
-    def _claim_on_loop(self, call: ToolCall) -> Future[Claimed] | None:
-        claim = self.claim(call)
+    def _claim_on_loop(self, claim: Coroutine[Any, Any, Claimed]) -> Future[Claimed] | None:
         try:
             return asyncio.run_coroutine_threadsafe(claim, self._loop)
         except RuntimeError:  # the loop has closed, and with it all that this turn started
@@ -370,6 +374,12 @@ class Turn:
 
 
 _ANSWER = "answer"
+
+
+def _close_if_not_begun(claim: Coroutine[Any, Any, Claimed]) -> None:
+    # The loop ended before it came to the claim.
+    if inspect.getcoroutinestate(claim) == inspect.CORO_CREATED:
+        claim.close()
 
 
 def _meet(writes: frozenset[str] | None, reads: frozenset[str] | None) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from langchain_core.messages import BaseMessage
+from langchain_core.tools import BaseTool
 
 from spectool_core.calls import ToolCall
 from spectool_core.runs import RunContext
 from spectool_core.speculation import Speculation
 from spectool_core.turn import Turn
+from spectool_langgraph._binding import ToolBinding
 from spectool_langgraph._pregel import GraphRun
 
 __all__ = ["AgentRun", "AgentRuns", "OpenTurn"]
@@ -26,15 +28,24 @@ class OpenTurn:
     Args:
         turn: the turn itself.
         speculation: whose turn it is.
+        marked: the marked tools that may be called, by name.
         graph: where the main model was called.
         messages: the prompt, to tell a retry from a new question.
 
     `calls` is what the main model answered; `failed` is set while its last attempt has failed.
     """
 
-    def __init__(self, turn: Turn, speculation: Speculation, graph: GraphRun, messages: Sequence[BaseMessage]) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        speculation: Speculation,
+        marked: Mapping[str, ToolBinding],
+        graph: GraphRun,
+        messages: Sequence[BaseMessage],
+    ) -> None:
         self.turn = turn
         self.speculation = speculation
+        self.marked = marked
         self.loop = graph.loops[0]
         self.step = graph.step
         self.messages = messages
@@ -50,6 +61,16 @@ class OpenTurn:
             and self.step == graph.step
             and self.messages == messages
         )
+
+    def asked_for(self, call: ToolCall, tool: BaseTool | None) -> bool:
+        """Whether the answer asked for `call`, and `tool`, which is about to run, is the tool that it meant."""
+        known = self.marked.get(call.name)
+        if known is None or known.tool is not tool:
+            return False
+        try:
+            return call in self.calls
+        except Exception:  # arguments that a wrapper put in need not be comparable
+            return False
 
     def is_abandoned_by(self, later: OpenTurn) -> bool:
         """Whether the graph has moved on to `later` from this turn, in which the main model failed."""
@@ -88,12 +109,13 @@ class AgentRun:
         for other in over:
             other.turn.settle()
 
-    def turn_of(self, call: ToolCall, speculation: Speculation) -> Turn | None:
+    def turn_of(self, call: ToolCall, tool: BaseTool | None, speculation: Speculation) -> Turn | None:
         """The latest turn whose answer asked for this very call: servers repeat ids such as `call_0`."""
         with self._lock:
-            for open_turn in reversed(self._turns):
-                if open_turn.speculation is speculation and call in open_turn.calls:
-                    return open_turn.turn
+            turns = list(reversed(self._turns))
+        for open_turn in turns:
+            if open_turn.speculation is speculation and open_turn.asked_for(call, tool):
+                return open_turn.turn
         return None
 
     def close(self) -> None:
@@ -113,11 +135,6 @@ class AgentRuns:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runs: WeakKeyDictionary[Any, AgentRun] = WeakKeyDictionary()
-
-    def find(self, graph: GraphRun) -> AgentRun | None:
-        """The run that `graph` is part of, if it has had a turn."""
-        with self._lock:
-            return self._runs.get(graph.root)
 
     def find_or_start(self, graph: GraphRun) -> AgentRun | None:
         """The run that `graph` is part of; None if its end could not be known."""

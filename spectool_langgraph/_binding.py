@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from copy import deepcopy
@@ -12,7 +13,6 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langchain_core.tools.base import _get_runnable_config_param
-from langchain_core.utils._signature import _signature_parameters
 
 from spectool_core.annotation import ToolPolicy, policy_of
 from spectool_core.calls import ToolCall
@@ -35,7 +35,7 @@ class _Parameters:
 
     @classmethod
     def of(cls, implementation: Callable[..., Any]) -> _Parameters:
-        takes_run_manager = "run_manager" in _signature_parameters(implementation)
+        takes_run_manager = "run_manager" in inspect.signature(implementation).parameters
         return cls(takes_run_manager, _get_runnable_config_param(implementation))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tracers.context import register_configure_hook
+from langgraph.prebuilt import ToolNode
 
 from spectool_core.calls import Prompt, ToolCall, ToolSchema
 from spectool_core.speculation import Speculation
@@ -28,6 +30,7 @@ from spectool_langgraph._binding import ToolBinding
 from spectool_langgraph._pregel import GraphRun, running_graph
 from spectool_langgraph._schemas import offered_tools
 from spectool_langgraph._toolbox import RunToolbox
+from spectool_langgraph._unseen import unseen
 
 __all__ = ["FOLLOWER", "RUNS", "Enlisted", "SpeculativeTools", "TurnCallback", "enlisted"]
 
@@ -67,6 +70,7 @@ class TurnCallback(BaseCallbackHandler):
     """Follows chat models inside graphs. Runs inline: it neither blocks nor raises."""
 
     run_inline = True
+    ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -117,6 +121,7 @@ class TurnCallback(BaseCallbackHandler):
         if started:
             with self._lock:
                 self._answering[run_id] = started
+            graph.when_done(partial(self._take, run_id))  # a model that is cancelled may never say so
 
     def _take(self, run_id: UUID) -> Sequence[OpenTurn]:
         if not self._answering:
@@ -126,26 +131,28 @@ class TurnCallback(BaseCallbackHandler):
 
 
 def _tools_in(graph: GraphRun) -> list[Enlisted]:
-    """Whose tools the main model may call: those of the speculative tool nodes in its graph."""
-    nodes = {name: runnable for name, runnable in graph.runnables() if isinstance(runnable, SpeculativeTools)}
-    if graph.node in nodes:
-        return []  # a model inside a tool is not the main model
-    if len(nodes) <= 1:
-        return [node.enlisted for node in nodes.values()]
-    return _merged([node.enlisted for node in nodes.values()])
+    """Whose tools the main model may call: those of the speculative tool nodes in its graph and the ones around it.
 
-
-def _merged(several: Sequence[Enlisted]) -> list[Enlisted]:
-    """One entry for each `Speculation`, without names that stand for different tools: which would run is not known."""
-    tools_of_name: dict[str, set[int]] = {}
-    for tools in several:
-        for name, known in tools.marked.items():
-            tools_of_name.setdefault(name, set()).add(id(known.tool))
-    merged: dict[Speculation, dict[str, ToolBinding]] = {}
-    for tools in several:
-        clear = {name: known for name, known in tools.marked.items() if len(tools_of_name[name]) == 1}
-        merged.setdefault(tools.speculation, {}).update(clear)
-    return [Enlisted(speculation, marked) for speculation, marked in merged.items()]
+    One entry for each `Speculation`. A tool node of an inner graph, stock or not, hides tools of the same names
+    further out; a name that stands for different tools of one graph is left out, since which would run is not known.
+    """
+    found: dict[Speculation, dict[str, ToolBinding]] = {}
+    hidden: set[str] = set()
+    for nodes, inside in graph.levels():
+        tool_nodes = [node for node in nodes.values() if isinstance(node, ToolNode)]
+        if isinstance(nodes.get(inside or ""), ToolNode):
+            break  # a model inside a tool is not the main model of that graph
+        tools_of_name: dict[str, set[int]] = {}
+        for node in tool_nodes:
+            for name, tool in node.tools_by_name.items():
+                tools_of_name.setdefault(name, set()).add(id(tool))
+        clear = {name for name, tools in tools_of_name.items() if len(tools) == 1} - hidden
+        for node in tool_nodes:
+            if isinstance(node, SpeculativeTools):
+                marked = {name: known for name, known in node.enlisted.marked.items() if name in clear}
+                found.setdefault(node.enlisted.speculation, {}).update(marked)
+        hidden.update(tools_of_name)
+    return [Enlisted(speculation, marked) for speculation, marked in found.items()]
 
 
 def _turn(tools: Enlisted, graph: GraphRun, messages: list[BaseMessage], params: Mapping[str, Any]) -> OpenTurn | None:
@@ -174,6 +181,7 @@ def _new_turn(
     params: Mapping[str, Any],
     schemas: Sequence[ToolSchema],
 ) -> OpenTurn:
+    messages = list(messages)  # the caller may go on with its own list
     prompt = Prompt(
         lambda: _in_openai_format(messages),
         native=messages,
@@ -186,8 +194,11 @@ def _new_turn(
         config=graph.config,
         asynchronous=graph.event_loop is not None,
     )
-    turn = tools.speculation.start_turn(prompt, schemas, toolbox, run.context, loop=graph.event_loop)
-    return OpenTurn(turn, tools.speculation, graph, messages)
+    # The turn's speculators may be models or graphs of LangChain: none of the run's observers is to see them, and
+    # none of them is to start turns of its own.
+    start_turn = partial(tools.speculation.start_turn, loop=graph.event_loop)
+    turn = unseen().run(start_turn, prompt, schemas, toolbox, run.context)
+    return OpenTurn(turn, tools.speculation, tools.marked, graph, messages)
 
 
 def _in_openai_format(messages: list[BaseMessage]) -> Sequence[Mapping[str, Any]]:

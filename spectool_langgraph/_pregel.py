@@ -15,7 +15,10 @@ from typing import Any
 
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.tools import BaseTool
+from langgraph.prebuilt import ToolNode
 
 __all__ = ["EVERY_TOOL", "GraphRun", "running_graph"]
 
@@ -48,20 +51,27 @@ class GraphRun:
         return int(self.loops[0].step)
 
     @property
-    def node(self) -> str | None:
-        """The name of the node."""
-        return (self.config.get("metadata") or {}).get("langgraph_node")
-
-    @property
     def configurable(self) -> Mapping[str, Any]:
         """What the user passed as `configurable`, without LangGraph's own keys."""
         return {k: v for k, v in self.config.get("configurable", {}).items() if not k.startswith("__")}
 
-    def runnables(self) -> Iterator[tuple[str, Any]]:
-        """Each node of these graphs, by name, as it was given to `add_node`."""
+    def levels(self) -> Iterator[tuple[Mapping[str, Any], str | None]]:
+        """For each graph from the innermost outwards: its nodes by name, and which of them this code is part of."""
+        config = self.config
         for loop in self.loops:
-            for name, node in loop.nodes.items():
-                yield name, node.bound
+            inside = (config.get("metadata") or {}).get("langgraph_node")
+            yield {name: _unwrapped(node.bound) for name, node in loop.nodes.items()}, inside
+            config = loop.config
+
+    def tools(self) -> Mapping[str, BaseTool]:
+        """What the tool nodes of the innermost graph run, by name."""
+        nodes, _ = next(self.levels())
+        return {
+            name: tool
+            for node in nodes.values()
+            if isinstance(node, ToolNode)
+            for name, tool in node.tools_by_name.items()
+        }
 
     def tools_that_wait(self) -> frozenset[str]:
         """Names of the tools that a human may want to stop before they run; EVERY_TOOL if that cannot be told."""
@@ -69,7 +79,7 @@ class GraphRun:
             if any(loop.interrupt_before or loop.interrupt_after for loop in self.loops):
                 return EVERY_TOOL
             waiting: set[str] = set()
-            for _, runnable in self.runnables():
+            for runnable in (runnable for nodes, _ in self.levels() for runnable in nodes.values()):
                 for hook in (getattr(runnable, "func", None), getattr(runnable, "afunc", None)):
                     middleware = getattr(hook, "__self__", None)
                     if isinstance(middleware, HumanInTheLoopMiddleware):
@@ -78,7 +88,7 @@ class GraphRun:
             return EVERY_TOOL
         return frozenset(waiting)
 
-    def when_done(self, callback: Callable[[], None]) -> bool:
+    def when_done(self, callback: Callable[[], object]) -> bool:
         """Have `callback` called as the whole run ends, however it ends; False if that cannot be arranged."""
         with contextlib.suppress(AttributeError):
             self.root.stack.callback(callback)
@@ -104,3 +114,10 @@ def running_graph(config: RunnableConfig | None = None) -> GraphRun | None:
     except (AttributeError, KeyError):
         return None
     return GraphRun(tuple(loops), event_loop, config) if loops else None
+
+
+def _unwrapped(runnable: Any) -> Any:
+    """What `with_config` and the like were called on."""
+    while isinstance(runnable, RunnableBindingBase):
+        runnable = runnable.bound
+    return runnable

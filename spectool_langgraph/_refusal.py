@@ -61,9 +61,9 @@ def _implementations(tool: BaseTool) -> Iterator[Callable[..., Any]]:
 
 
 def _injected_names(tool: BaseTool) -> set[str]:
-    # The tool node looks at the schema and the first function; the tool itself at the first method that has any.
+    # The tool node looks at the schema and at one of the functions only.
     injected = _get_all_injected_args(tool)
-    names = {*injected.state, *injected.all_injected_keys, *tool._injected_args_keys}
+    names = {*injected.state, *injected.all_injected_keys}
     names |= {name for name in (injected.store, injected.runtime) if name}
     for implementation in _implementations(tool):
         names |= _get_injected_args_keys_from_signature(implementation)

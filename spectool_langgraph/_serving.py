@@ -16,6 +16,7 @@ from langgraph.prebuilt.tool_node import ToolCallRequest
 from spectool_core.calls import ToolCall
 from spectool_core.events import ToolObserved
 from spectool_core.runs import NotReplayable, RunContext
+from spectool_core.threads import running_loop
 from spectool_core.turn import Claimed, Turn
 from spectool_langgraph._callback import RUNS, Enlisted
 from spectool_langgraph._pregel import running_graph
@@ -64,10 +65,11 @@ def _find(tools: Enlisted, request: ToolCallRequest) -> tuple[ToolCall, Turn | N
     if not tools.speculation.is_on:
         return call, None, None
     graph = running_graph(request.runtime.config)
-    run = RUNS.find(graph) if graph is not None else None
+    # Started here if need be: a resumed run may begin with its tools, and a write is a fence there too.
+    run = RUNS.find_or_start(graph) if graph is not None else None
     if run is None:
         return call, None, None
-    return call, run.turn_of(call, tools.speculation), run.context
+    return call, run.turn_of(call, request.tool, tools.speculation), run.context
 
 
 def _with_result(request: ToolCallRequest, claimed: Claimed) -> ToolCallRequest | None:
@@ -91,7 +93,7 @@ class _Observation:
         self._tools = tools
         self._tool = request.tool
         self._context = context
-        self._started_s = time.monotonic()
+        self._started_s = _now_s()
         self.succeeded = False
 
     def report(self) -> None:
@@ -102,6 +104,11 @@ class _Observation:
         known = self._tools.marked.get(self._tool.name)
         if known is None or known.policy.writes:
             speculation.fence(self._context, known.policy.writes if known is not None else None)
-        ended_s = time.monotonic()
-        event = ToolObserved(self._tool.name, known is not None, self._started_s, ended_s, self.succeeded)
+        event = ToolObserved(self._tool.name, known is not None, self._started_s, _now_s(), self.succeeded)
         speculation.observe(self._tool, event)
+
+
+def _now_s() -> float:
+    """The time of the event loop that runs here; elsewhere the monotonic clock, which the background loop has."""
+    loop = running_loop()
+    return loop.time() if loop is not None else time.monotonic()

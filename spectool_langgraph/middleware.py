@@ -19,6 +19,7 @@ from spectool_core.errors import ConfigurationError, NotSpeculatableError
 from spectool_core.speculation import Speculation
 from spectool_langgraph._binding import ToolBinding
 from spectool_langgraph._callback import Enlisted, enlisted
+from spectool_langgraph._pregel import running_graph
 from spectool_langgraph._serving import aserve, serve
 
 __all__ = ["SpeculationMiddleware"]
@@ -57,22 +58,30 @@ class SpeculationMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
     def wrap_model_call(self, request: ModelRequest[Any], handler: ModelHandler) -> ModelResponse[Any]:
         """Start a turn as the main model is called."""
         self._warn_unless_innermost(handler)
-        with enlisted(self._enlist(request.tools)):
+        with enlisted(self._offered(request.tools)):
             return handler(request)
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: AsyncModelHandler) -> ModelResponse[Any]:
         """Start a turn as the main model is called."""
         self._warn_unless_innermost(handler)
-        with enlisted(self._enlist(request.tools)):
+        with enlisted(self._offered(request.tools)):
             return await handler(request)
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: ToolHandler) -> ToolMessage | Command[Any]:
         """Serve the call from an early run, or run the tool."""
+        self._warn_unless_innermost(handler)
         return serve(self._enlist([request.tool]), request, handler)
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: AsyncToolHandler) -> ToolMessage | Command[Any]:
         """Serve the call from an early run, or run the tool."""
+        self._warn_unless_innermost(handler)
         return await aserve(self._enlist([request.tool]), request, handler)
+
+    def _offered(self, tools: Sequence[Any]) -> Enlisted:
+        """What the agent's tool node will run where `tools` are asked for: other middleware may have put copies in."""
+        graph = running_graph()
+        run_by_node = graph.tools() if graph is not None else {}
+        return self._enlist([run_by_node.get(tool.name, tool) for tool in tools if isinstance(tool, BaseTool)])
 
     def _enlist(self, tools: Sequence[Any]) -> Enlisted:
         bound = (self._bind(tool) for tool in tools if isinstance(tool, BaseTool))
@@ -91,7 +100,7 @@ class SpeculationMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
             self._warned = True
             warnings.warn(
                 "SpeculationMiddleware is not the last in middleware=[...]: what comes after it may change the prompt "
-                "that speculators are asked",
+                "that speculators are asked, and gets the same result if it repeats a call that was run early",
                 UserWarning,
                 stacklevel=2,
             )

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextvars import Context, copy_context
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
-from langchain_core.runnables.config import var_child_runnable_config
-from langchain_core.tracers import context as tracers
-from langsmith import tracing_context
 
 from spectool_core.calls import Prompt, ToolCall, ToolSchema
+from spectool_langgraph._unseen import unseen
 
 __all__ = ["ChatModelSpeculator", "as_speculator"]
 
@@ -40,7 +37,7 @@ class ChatModelSpeculator:
         if prompt.parallel_tool_calls is not None:
             settings["parallel_tool_calls"] = prompt.parallel_tool_calls
         bound = self.model.bind_tools([dict(tool) for tool in tools], **settings)
-        answering = asyncio.get_running_loop().create_task(bound.ainvoke(_messages(prompt)), context=_unseen())
+        answering = asyncio.get_running_loop().create_task(bound.ainvoke(_messages(prompt)), context=unseen())
         message = await answering
         if isinstance(message, AIMessage):
             for call in message.tool_calls:
@@ -57,19 +54,3 @@ def _messages(prompt: Prompt) -> list[BaseMessage]:
     if isinstance(native, Sequence) and all(isinstance(message, BaseMessage) for message in native):
         return list(native)
     return convert_to_messages([dict(message) for message in prompt.messages])
-
-
-def _unseen() -> Context:
-    """A copy of the context in which no graph, callback or tracer of the run is known."""
-    context = copy_context()
-    context.run(_detach)
-    return context
-
-
-def _detach() -> None:
-    var_child_runnable_config.set(None)
-    tracers.tracing_v2_callback_var.set(None)
-    for variable, *_ in tracers._configure_hooks:
-        variable.set(None)
-    # Entered and never left: the context goes with the call.
-    tracing_context(parent=False, enabled=False).__enter__()

@@ -79,7 +79,7 @@ async def _models(options: argparse.Namespace, screen: Screen) -> AsyncIterator[
     async with playback(TASKS, main_s=options.main_delay, speculator_s=options.speculator_delay) as played:
         screen.say(
             f"The models are PLAYED BACK: a server at {played.main.base_url} says what a script says, the main model "
-            f"after {options.main_delay:g} s and the speculator after {options.speculator_delay:g} s, in one turn twice "
+            f"after {options.main_delay:g} s, the speculator after {options.speculator_delay:g} s and once after twice "
             "that. The agent, the library, the HTTP requests and the tools are real. (Real models: see --help.)"
         )
         yield played

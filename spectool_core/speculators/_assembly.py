@@ -118,7 +118,7 @@ class _Call:
             return piece.id != self.id and (bool(piece.name) or self.is_closed)
         if not piece.name or not self.name:
             return False
-        return self.is_closed or (bool(self.pieces) and piece.name != self.name)
+        return self.is_closed or (piece.name != self.name and (bool(self.pieces) or self.needs_arguments))
 
     def add(self, piece: CallPiece) -> None:
         self.id = self.id or piece.id

@@ -39,8 +39,8 @@ class StreamingPace:
             return
         self._learn(sum(leads_s) / len(leads_s) / duration_s)
 
-    def observe_refusal(self) -> None:
-        """Learn that a streamed request was refused."""
+    def observe_failure(self) -> None:
+        """Learn that a streamed request was refused, or answered with what is no stream."""
         self._learn(0.0)
 
     def _learn(self, share: float) -> None:

@@ -21,15 +21,18 @@ class ReplyTooLongError(Exception):
 
 
 class Reception:
-    """Reads a response as what its content type says that it is, whatever was asked for.
+    """Reads a response as what its content type says that it is, or else as what was asked for.
 
     Args:
         response: an answer of status 200.
+        asked_stream: whether a stream was asked for.
         clock: monotonic seconds.
     """
 
-    def __init__(self, response: ClientResponse, clock: Callable[[], float]) -> None:
-        self.reply: Reply = StreamReply() if response.content_type == "text/event-stream" else BodyReply()
+    def __init__(self, response: ClientResponse, *, asked_stream: bool, clock: Callable[[], float]) -> None:
+        kind = response.content_type
+        is_stream = kind == "text/event-stream" or (asked_stream and kind != "application/json")
+        self.reply: Reply = StreamReply() if is_stream else BodyReply()
         self.is_ended = False
         self._content = response.content
         self._clock = clock

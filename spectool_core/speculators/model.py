@@ -160,7 +160,7 @@ class ModelSpeculator:
                     await self._heed_refusal(response, options)
                     outcome = "failed"
                     return
-                reception = Reception(response, self._clock)
+                reception = Reception(response, asked_stream="stream" in options, clock=self._clock)
                 while not reception.is_ended:
                     for call in await reception.next_calls():
                         yield call
@@ -182,15 +182,17 @@ class ModelSpeculator:
                 self._paused_until_s = max(self._paused_until_s, self._clock() + pause_s)
         elif response.status in (400, 422):
             if "stream" in options:
-                self._pace.observe_refusal()
+                self._pace.observe_failure()
             option = refused_option(await response.content.read(_MAX_ERROR_BYTES), options - {"stream"})
             if option is not None:
                 self._refused.add(option)
 
     def _learn(self, reception: Reception, options: frozenset[str], started_s: float) -> None:
-        """Learn from a whole reply what this endpoint does well."""
+        """Learn from a reply that came to its end what this endpoint does well."""
         reply = reception.reply
         if not reply.is_complete:
+            if "stream" in options:
+                self._pace.observe_failure()
             return
         if "n" in options and reply.num_choices < self.samples:
             self._refused.add("n")

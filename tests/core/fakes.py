@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from spectool_core.annotation import ToolPolicy
 from spectool_core.calls import Prompt, ToolCall, ToolSchema
 from spectool_core.canonical import CallKey, canonicalize
 from spectool_core.errors import CanonicalizationError
-from spectool_core.events import Event
+from spectool_core.events import CallResolved, Event, LaunchSkipped, ToolObserved
 from spectool_core.runs import NotPrepared, PreparedCall, RunContext, Scope
 from spectool_core.speculation import Speculation
 from spectool_core.testing import FakeTool, run_virtual
@@ -21,13 +21,14 @@ PROMPT = Prompt([{"role": "user", "content": "What next?"}])
 RUN = RunContext(run="run", thread_id="thread")
 
 READ = ToolPolicy()
+TTL = ToolPolicy(reuse="ttl")
 
 
 def call(name: str = "search", query: str = "x", id: str | None = None) -> ToolCall:
     return ToolCall(name, {"query": query}, id)
 
 
-def search(latency_s: float = 1.0, **options: Any) -> FakeTool:
+def search(latency_s: float | Callable[[Mapping[str, Any]], float] = 1.0, **options: Any) -> FakeTool:
     """A tool of one argument, whose result tells the runs apart."""
     numbers = iter(range(1, 1_000_000))
     options.setdefault("result", lambda arguments: f"{arguments['query']}#{next(numbers)}")
@@ -129,6 +130,10 @@ class FromFunction:
         return self._predict()  # type: ignore[no-any-return]
 
 
+def observed(tool: str = "search", *, marked: bool = True, succeeded: bool) -> ToolObserved:
+    return ToolObserved(tool, marked, 0.0, 1.0, succeeded)
+
+
 class Recorder:
     """A hook that keeps every event."""
 
@@ -163,7 +168,11 @@ async def real_call(toolbox: FakeToolbox, claimed: Claimed, asked: ToolCall) -> 
 
 
 async def take_turn(
-    speculation: Speculation, toolbox: FakeToolbox, *calls: ToolCall, generation_s: float = 1.0, context: RunContext = RUN
+    speculation: Speculation,
+    toolbox: FakeToolbox,
+    *calls: ToolCall,
+    generation_s: float = 1.0,
+    context: RunContext = RUN,
 ) -> list[tuple[str, Any]]:
     """One whole turn of a framework that runs the calls of an answer at once: outcomes and results in order."""
     turn = start(speculation, toolbox, context)
@@ -203,3 +212,16 @@ async def no_tasks() -> None:
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def speculation_of(*predictions: ToolCall, **config: Any) -> Speculation:
+    delay_s = config.pop("delay_s", 0.25)
+    return Speculation([Predicts(*predictions, delay_s=delay_s)] if predictions else [], **config)
+
+
+def misses(hook: Recorder) -> list[str]:
+    return [event.reason for event in hook.of(CallResolved) if event.outcome == "miss"]
+
+
+def skips(hook: Recorder) -> list[str]:
+    return [event.reason for event in hook.of(LaunchSkipped)]

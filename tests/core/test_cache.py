@@ -5,10 +5,11 @@ import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from cachetools import TLRUCache
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
@@ -151,10 +152,10 @@ async def test_an_error_is_never_kept_and_harms_neither_joiner_nor_loop(error: B
     assert bench.ends.outcomes == [outcome]
     assert bench.get(run) is None
     assert (bench.cache.num_live, bench.cache.num_results) == (0, 0)
-    assert await Slots_are_free(bench)
+    assert await slots_are_free(bench)
 
 
-async def Slots_are_free(bench: Bench) -> bool:  # noqa: N802
+async def slots_are_free(bench: Bench) -> bool:
     """Whether as many runs as there may be begin at once."""
     num_slots = 8
     runs = [bench.launch(taking(1), tool=Tool(), arguments=f"probe-{number}") for number in range(num_slots)]
@@ -173,7 +174,7 @@ async def test_a_tool_that_gives_no_awaitable_or_raises_before_it_awaits_is_a_fa
     for run in runs:
         await run.join()
         assert run.outcome == "failed"
-    assert await Slots_are_free(bench)
+    assert await slots_are_free(bench)
 
 
 @virtual
@@ -218,7 +219,7 @@ async def test_a_tool_that_swallows_its_cancellation_gives_no_result() -> None:
     await asyncio.sleep(10)
     assert bench.ends.ended == {run: ("cancelled", 1.0)}
     assert (bench.get(run), bench.cache.num_results) == (None, 0)
-    assert await Slots_are_free(bench)
+    assert await slots_are_free(bench)
 
 
 # Joiners
@@ -335,27 +336,27 @@ async def test_the_mark_of_the_tool_overrides_the_time_to_live() -> None:
 
 @virtual
 async def test_a_result_whose_time_ends_while_it_is_looked_up_is_not_there() -> None:
-    loop = asyncio.get_running_loop()
     bench = Bench(ttl_s=5)
-    runs = [bench.launch(taking(1), arguments=str(number)) for number in range(2)]
+    run = bench.launch(taking(1))
     await asyncio.sleep(2)
-    # Each reading of the clock is later than the one before, as on a real one, and crosses the end of the results.
-    readings = iter([5.9, 6.1])
-    bench.cache._finished = type(bench.cache._finished)(
-        16, ttu=lambda _key, _run, at_s: at_s + 5, timer=lambda: next(readings, 7.0) if crossing else 1.0
-    )
-    crossing = False
-    for run in runs:
-        bench.cache._finished[run.prepared.key] = run
-    crossing = True
+
+    # Each reading of the clock is later than the one before, as on a real one, and crosses the end of the result.
+    readings: Iterator[float] = iter([])
+    results: TLRUCache[CallKey, Run] = TLRUCache(16, ttu=lambda *_: 6.0, timer=lambda: next(readings, 7.0))
+    bench.cache._finished = results
     for action in (
-        lambda: bench.get(runs[0]),
-        lambda: bench.cache.drop(runs[0]),
+        lambda: bench.get(run),
+        lambda: bench.cache.drop(run),
         lambda: bench.cache.drop_owner("owner"),
+        lambda: bench.cache.num_results,
     ):
-        readings = iter([5.9, 6.1])
-        action()
-    assert loop.time() == 2.0
+        for num_before_the_end in range(1, 8):
+            readings = iter([1.0] * 10)
+            results[run.prepared.key] = run
+            readings = iter([5.9] * num_before_the_end)
+            action()
+            readings = iter([])
+            assert bench.get(run) is None
 
 
 @virtual
@@ -556,7 +557,7 @@ async def test_a_blocking_run_that_waits_for_a_worker_has_not_begun_and_is_dropp
     assert run.state == "queued"
     bench.cache.drop(run)
     gate.open()
-    await asyncio.wrap_future(elsewhere)
+    elsewhere.result(10)  # the worker is free before the loop has come to the cancellation
     last = bench.launch(lambda: ran.append("last"), blocking=True, arguments="last")
     await asyncio.wait_for(last.join(), 10)
     assert ran == ["last"]
@@ -578,6 +579,21 @@ async def test_the_time_limit_of_a_blocking_run_applies_until_it_is_joined() -> 
     await joiner
     assert joined.outcome == "succeeded"
     bench.workers.close()
+
+
+async def test_a_blocking_run_that_is_joined_as_it_begins_has_no_time_limit() -> None:
+    bench = Bench()
+    gate = Gate()
+    run = bench.launch(gate.wait, blocking=True, timeout_s=0.02)
+    await asyncio.sleep(0)
+    gate.wait_until_arrived(1)  # it has begun, and the loop, which is held up here, has not heard of it
+    assert run.state == "running"
+    opener = threading.Timer(0.1, gate.open)
+    opener.start()
+    await run.join()
+    assert run.outcome == "succeeded"
+    bench.workers.close()
+    opener.join()
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1), StopIteration()])
@@ -649,6 +665,9 @@ def test_a_blocking_run_whose_loop_has_closed_in_the_queue_never_begins() -> Non
 
 
 # All interleavings
+
+
+READS = {"x": None, "y": frozenset({"t"}), "z": frozenset({"u"})}
 
 
 class _Body:
@@ -738,7 +757,6 @@ class CacheMachine(RuleBasedStateMachine):
         tool=st.integers(0, 1),
         owner=st.sampled_from("pq"),
         arguments=st.sampled_from("xyz"),
-        reads=st.sampled_from([None, frozenset({"t"}), frozenset({"u"})]),
         timeout_s=st.sampled_from([None, 3.0]),
         swallows=st.booleans(),
     )
@@ -747,10 +765,10 @@ class CacheMachine(RuleBasedStateMachine):
         tool: int,
         owner: str,
         arguments: str,
-        reads: frozenset[str] | None,
         timeout_s: float | None,
         swallows: bool,
     ) -> Run:
+        reads = READS[arguments]
         body = _Body(self, tool, (tool, owner, arguments))
         body.swallows_cancellation = swallows
         prepared = prepared_call(body, tool=self.tools[tool], owner=owner, arguments=arguments)
@@ -855,9 +873,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert len(self.active) <= self.MAX_TOTAL
         assert all(count <= self.MAX_PER_TOOL for count in Counter(body.tool for body in self.active).values())
         assert self.cache.num_results <= self.MAX_RESULTS
-        wanted = Counter(
-            run.prepared.key for run in self.bodies if run not in self.dropped and run.outcome is None
-        )
+        wanted = Counter(run.prepared.key for run in self.bodies if run not in self.dropped and run.outcome is None)
         assert all(count == 1 for count in wanted.values()), "two live runs of one key"
 
     @invariant()
@@ -892,7 +908,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.drop_owner("q")
         self.spin()
         for body in list(self.active):
-            body.end.done() or body.end.set_result("late")  # what is left was joined and dropped
+            if not body.end.done():
+                body.end.set_result("late")  # what is left was joined and dropped
         self.spin()
         self.spin()
         assert self.problems == []

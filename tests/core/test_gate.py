@@ -106,13 +106,13 @@ def test_a_tool_that_takes_no_weak_references_can_rest_too(tool: object) -> None
 
 
 def test_tools_that_are_gone_take_no_room_and_leave_no_rest_to_others() -> None:
-    values: WeakIdentityMap[bool] = WeakIdentityMap()
+    values: WeakIdentityMap[str] = WeakIdentityMap()
     for _ in range(1000):
         tool = Tool()
         assert values.get(tool) is None
-        values.set(tool, True)
-        values.set(tool, False)
-        assert values.get(tool) is False
+        values.set(tool, "first")
+        values.set(tool, "second")
+        assert values.get(tool) == "second"
     del tool
     gc.collect()
     assert len(values) == 0

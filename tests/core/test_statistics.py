@@ -11,13 +11,13 @@ from spectool_core.events import (
     LaunchSkipped,
     RunFinished,
     SpeculatorFinished,
-    ToolObserved,
     TurnAnswered,
     TurnSettled,
     TurnStarted,
     announce,
 )
 from spectool_core.statistics import Counters, SpeculationStatistics, ToolStatistics
+from tests.core.fakes import observed
 
 
 def counted(*events: Event) -> SpeculationStatistics:
@@ -51,8 +51,8 @@ def test_every_event_is_counted_where_it_belongs() -> None:
         CallResolved(1, "a", "hit", "", 2.0, 1.0, 0.0),
         CallResolved(1, "a", "join", "", 2.0, 0.5, 0.5),
         CallResolved(1, "b", "miss", "queued", 2.0, 0.0, 0.0),
-        ToolObserved("b", True, 2.0, 3.0, True),
-        ToolObserved("c", False, 2.0, 3.0, False),
+        observed("b", succeeded=True),
+        observed("c", marked=False, succeeded=False),
         TurnSettled(1, 4.0, 5, 3),
     )
     assert statistics == SpeculationStatistics(

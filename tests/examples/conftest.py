@@ -9,13 +9,6 @@ from examples.demo.pages import serve_pages
 from examples.demo.tools import ToolLog, archive_tools
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # looptime's plugin makes an event loop before each sync test and never closes it: a ResourceWarning.
-    plugin = config.pluginmanager.get_plugin("looptime_plugin")
-    if plugin is not None:
-        config.pluginmanager.unregister(plugin)
-
-
 @pytest.fixture
 def archive() -> Iterator[Archive]:
     with closing(Archive()) as archive:

@@ -33,7 +33,7 @@ def only(monkeypatch):
 
 def test_played_back(capsys, only):
     only("the speed limit", "a failed token")
-    assert main(["--tool-delay", "0.02", "--main-delay", "0.25", "--speculator-delay", "0.01"]) == 0
+    assert main(["--tool-delay", "0.02", "--main-delay", "0.2", "--speculator-delay", "0.01"]) == 0
     output = capsys.readouterr().out
     assert "PLAYED BACK" in output
     assert re.search(r"predicted:\s+1;\s+early\s+runs:\s+0\.", output)
@@ -123,7 +123,7 @@ WANTED = ("grep", {"pattern": "x", "under": ""})
 def test_what_became_of_a_run(run, early):
     turn = turn_with(run, calls=[WANTED])
     assert turn.early(run) == early
-    assert turn.served(WANTED) == (early if run.arguments == WANTED[1] else None)
+    assert turn.served(WANTED) == (early if early != "wasted" else None)
 
 
 def test_an_early_run_whose_call_ran_again_is_wasted():

@@ -12,13 +12,23 @@ from typing import Any
 from langchain_core.callbacks import adispatch_custom_event
 from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage
 from langchain_core.tools import BaseTool, tool
+from langgraph._internal._runnable import RunnableCallable
 from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.types import RetryPolicy
 
 from spectool_core import Speculation, speculatable
+from spectool_core.calls import ToolCall
 from spectool_langgraph import SpeculativeToolNode
-from tests.langgraph.scripted import CallbackLog, Reply, StreamingChatModel
+from tests.langgraph.scripted import (
+    CallbackLog,
+    Guess,
+    GuessingSpeculator,
+    Reply,
+    ScriptedChatModel,
+    StreamingChatModel,
+)
 
 STREAM_MODES = ["values", "updates", "messages", "custom"]
 
@@ -88,11 +98,13 @@ def build(
     tools: Sequence[BaseTool],
     speculation: Speculation | None,
     *,
-    model_class: type[StreamingChatModel] = StreamingChatModel,
+    model_class: type[ScriptedChatModel] = StreamingChatModel,
+    model: Any = None,
+    retry_policy: RetryPolicy | None = None,
     **node_arguments: Any,
 ) -> Any:
     """A model node and a tool node; with a `speculation` the tool node is the one line that changes."""
-    model = model_class(replies=list(replies)).bind_tools(tools)
+    model = model or model_class(replies=list(replies)).bind_tools(tools)
 
     async def acall(state: MessagesState) -> dict[str, list[AnyMessage]]:
         return {"messages": [await model.ainvoke(state["messages"])]}
@@ -100,18 +112,18 @@ def build(
     def call(state: MessagesState) -> dict[str, list[AnyMessage]]:
         return {"messages": [model.invoke(state["messages"])]}
 
-    from langgraph._internal._runnable import RunnableCallable
-
     graph = StateGraph(MessagesState)
-    graph.add_node("agent", RunnableCallable(call, acall))
-    if speculation is None:
-        graph.add_node("tools", ToolNode(tools, **node_arguments))
-    else:
-        graph.add_node("tools", SpeculativeToolNode(tools, speculation, **node_arguments))
+    graph.add_node("agent", RunnableCallable(call, acall), retry_policy=retry_policy)
+    graph.add_node("tools", tool_node(tools, speculation, **node_arguments), retry_policy=retry_policy)
     graph.add_edge(START, "agent")
     graph.add_conditional_edges("agent", tools_condition, ["tools", END])
     graph.add_edge("tools", "agent")
     return graph
+
+
+def tool_node(tools: Sequence[BaseTool], speculation: Speculation | None, **arguments: Any) -> ToolNode:
+    """The stock node, or the speculative one."""
+    return ToolNode(tools, **arguments) if speculation is None else SpeculativeToolNode(tools, speculation, **arguments)
 
 
 @dataclass
@@ -129,18 +141,49 @@ class Seen:
 QUESTION = {"messages": [HumanMessage("go", id="human")]}
 
 
-async def run(graph: Any, *, cancel_after_s: float | None = None, config: dict[str, Any] | None = None) -> Seen:
+def predicting(
+    replies: Sequence[Reply], *, after_s: float | None = 0.25, also: Sequence[Any] = (), **settings: Any
+) -> Speculation:
+    """One speculator that says what the main model will say; `also` are further speculators."""
+    guesses = [Guess(tuple(ToolCall(call.name, call.args) for call in reply.calls), after_s) for reply in replies]
+    return Speculation([GuessingSpeculator(guesses), *also], **settings)
+
+
+def prompts_of(speculation: Speculation) -> list[list[tuple[str, str]]]:
+    """What its first speculator has been asked: (role, content) of each message, for each request."""
+    (speculator, *_) = speculation.speculators
+    assert isinstance(speculator, GuessingSpeculator)
+    return [[(message["role"], message["content"]) for message in prompt.messages] for prompt in speculator.prompts]
+
+
+def outcomes(speculation: Speculation, name: str | None = None) -> tuple[int, int, int]:
+    """Hits, joins and misses, of one tool or all."""
+    statistics = speculation.statistics()
+    counts = statistics.total if name is None else statistics.tools[name]
+    return counts.num_hits, counts.num_joins, counts.num_misses
+
+
+async def run(
+    graph: Any,
+    given: Any = QUESTION,
+    *,
+    cancel_after_s: float | None = None,
+    config: Any = None,
+    stream_mode: Sequence[str] = STREAM_MODES,
+    **options: Any,
+) -> Seen:
     """Stream the compiled graph to its end, an error or a cancellation, and write down what is seen."""
     seen, log, loop = Seen(), CallbackLog(), asyncio.get_running_loop()
     started_s = loop.time()
     values: dict[str, Any] = {}
 
     async def consume() -> None:
-        stream = graph.astream(QUESTION, {**(config or {}), "callbacks": [log]}, stream_mode=STREAM_MODES)
-        async for mode, chunk in stream:
+        settings = {**(config or {}), "callbacks": [log]}
+        stream = graph.astream(given, settings, stream_mode=list(stream_mode), **options)
+        async for *where, mode, chunk in stream:
             if mode == "values":
                 values.update(chunk)
-            seen.stream.append((mode, plain(chunk)))
+            seen.stream.append((plain(where), mode, plain(chunk)))
 
     try:
         async with asyncio.timeout(cancel_after_s):
@@ -164,15 +207,23 @@ def plain(value: Any) -> Any:
     match value:
         case BaseMessage():
             fields = value.model_dump(exclude={"id"} if _UUID.search(value.id or "") else None)
-            return (type(value).__name__, _UUID.sub("<uuid>", repr(sorted(fields.items(), key=lambda item: item[0]))))
+            return (type(value).__name__, _named(repr(sorted(fields.items(), key=lambda item: item[0]))))
         case dict():
             return {key: plain(item) for key, item in value.items() if key not in _RANDOM}
         case list() | tuple():
             return [plain(item) for item in value]
-    return _UUID.sub("<uuid>", repr(value))
+    return _named(repr(value))
 
 
-_RANDOM = {"langgraph_checkpoint_ns", "checkpoint_ns", "langgraph_path", "run_id"}
+_VERSION = re.compile(r"\d{32}\.0\.\d+")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00")
+
+
+def _named(text: str) -> str:
+    return _TIME.sub("<time>", _VERSION.sub("<version>", _UUID.sub("<uuid>", text)))
+
+
+_RANDOM = {"langgraph_checkpoint_ns", "checkpoint_ns", "langgraph_path", "run_id", "timestamp"}
 
 
 def per_run(callbacks: Sequence[tuple[Any, ...]]) -> Counter[Any]:

@@ -32,7 +32,7 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, interrupt
 from langsmith import traceable
 from langsmith.run_helpers import get_current_run_tree, get_tracing_context
-from langsmith.utils import tracing_is_enabled
+from langsmith.utils import get_env_var, tracing_is_enabled
 from typing_extensions import TypedDict
 
 from spectool_core.annotation import ToolPolicy
@@ -172,6 +172,25 @@ def test_the_context_is_that_of_the_preparation_whatever_thread_runs_it() -> Non
     thread.start()
     thread.join()
     assert results[0].value == "t4"
+
+
+def test_a_given_context_is_used_and_not_changed() -> None:
+    tenant = contextvars.ContextVar("tenant", default="none")
+    context = contextvars.copy_context()
+    context.run(tenant.set, "t5")
+
+    def look() -> str:
+        seen = tenant.get()
+        tenant.set("changed")
+        return seen
+
+    binding = ToolBinding(from_function(look), ToolPolicy())
+    for _ in range(2):
+        prepared = binding.prepare(
+            ToolCall("t", {}), scope=Scope("run", None), config={}, asynchronous=False, context=context
+        )
+        assert prepared.run().value == "t5"
+    assert context[tenant] == "t5"
 
 
 def test_nothing_leaks_into_the_caller_s_context() -> None:
@@ -364,7 +383,9 @@ def test_a_hook_that_makes_its_own_handler_makes_none(monkeypatch: pytest.Monkey
 
 def test_langsmith_tracing_is_off_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANGSMITH_TRACING", "true")
-    monkeypatch.setenv("LANGSMITH_TRACING_V2", "true")
+    get_env_var.cache_clear()
+    monkeypatch.setattr("langsmith.utils.get_env_var", get_env_var.__wrapped__)  # would remember the setting
+    assert tracing_is_enabled()
 
     @traceable
     def step() -> Any:

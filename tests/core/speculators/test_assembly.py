@@ -124,6 +124,11 @@ def test_calls_of_one_name_without_ids_under_one_index_are_told_apart_by_the_nam
     assert assembled(pieces) == [ToolCall("a", {"x": 1}), ToolCall("a", {"x": 2})]
 
 
+def test_a_name_repeated_after_its_call_does_not_run_into_the_next_name() -> None:
+    pieces = [CallPiece(None, "", "a", '{"x":1}'), CallPiece(None, "", "a"), CallPiece(None, "", "b", '{"y":2}')]
+    assert assembled(pieces) == [ToolCall("a", {"x": 1}), ToolCall("b", {"y": 2})]
+
+
 def test_interleaved_calls_keep_their_own_pieces() -> None:
     pieces = [
         CallPiece(0, "1", "a"),
@@ -170,6 +175,7 @@ def test_any_split_in_any_dialect_gives_the_calls_in_order(
     assert [call.id for call in calls] == [f"call_{i}" if has_ids else None for i in range(len(made))]
 
 
+@settings(max_examples=60)
 @given(json_objects(min_size=1), st.data())
 def test_no_strict_prefix_gives_a_call(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(arguments)

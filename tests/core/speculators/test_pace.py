@@ -43,9 +43,9 @@ def test_it_comes_back_when_leads_grow() -> None:
     assert pace.streams_next()
 
 
-def test_refusals_end_it() -> None:
+def test_failures_end_it() -> None:
     pace = StreamingPace()
     for _ in range(4):
         assert pace.streams_next()
-        pace.observe_refusal()
+        pace.observe_failure()
     assert not pace.streams_next()

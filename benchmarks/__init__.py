@@ -1,0 +1,1 @@
+"""Figures for docs/evaluation.md; they print and assert nothing about time."""

@@ -1,0 +1,29 @@
+"""Where speculators work: out of sight of the run that they predict."""
+
+from __future__ import annotations
+
+from contextvars import Context, copy_context
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.tracers import context as tracers
+from langsmith.run_helpers import _set_tracing_context
+
+__all__ = ["unseen"]
+
+
+def unseen() -> Context:
+    """A copy of the context in which no graph, callback or tracer of the run is known."""
+    context = copy_context()
+    context.run(_detach)
+    return context
+
+
+def _detach() -> None:
+    var_child_runnable_config.set(None)
+    tracers.tracing_v2_callback_var.set(None)
+    for variable, _, handler_class, environment_variable in tracers._configure_hooks:
+        # A hook with an environment variable makes a handler where it finds none, so it finds one that hears nothing.
+        makes_its_own = environment_variable is not None and handler_class is not None
+        variable.set(BaseCallbackHandler() if makes_its_own else None)
+    _set_tracing_context({"parent": None, "enabled": False, "tags": None, "metadata": None})
