@@ -92,7 +92,8 @@ class TurnAnswered:
 class CallResolved:
     """A call of a marked tool by the main model was served.
 
-    `saved_s` is how much of the tool's time had passed before the model asked; `waited_s` how long a join took.
+    `saved_s` is how much of the tool's time had passed before the model asked; `waited_s` how long a join took;
+    `predicted` whether a speculator had named the call in time, also where it was not run early (in shadow mode, say).
     """
 
     turn: int
@@ -102,6 +103,7 @@ class CallResolved:
     time_s: float
     saved_s: float
     waited_s: float
+    predicted: bool
 
 
 @dataclass(frozen=True, slots=True)

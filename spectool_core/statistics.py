@@ -26,13 +26,14 @@ __all__ = ["Counters", "SpeculationStatistics", "ToolStatistics"]
 class ToolStatistics:
     """What happened to one tool's calls, by tool name.
 
-    Every call of the main model is one of hit, join or miss; every speculative run is one of succeeded, failed,
-    timed out, not replayable or cancelled.
+    Every call of the main model is one of hit, join or miss; `num_predicted` of them a speculator had named in time.
+    Every speculative run is one of succeeded, failed, timed out, not replayable or cancelled.
     """
 
     num_hits: int = 0
     num_joins: int = 0
     num_misses: int = 0
+    num_predicted: int = 0
     num_skipped: int = 0
     num_runs_succeeded: int = 0
     num_runs_failed: int = 0
@@ -44,9 +45,9 @@ class ToolStatistics:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Share of the main model's calls that speculation served; None before the first call."""
+        """Share of the main model's calls that a speculator named in time; None before the first call."""
         num_calls = self.num_hits + self.num_joins + self.num_misses
-        return (self.num_hits + self.num_joins) / num_calls if num_calls else None
+        return self.num_predicted / num_calls if num_calls else None
 
     @property
     def num_speculative_runs(self) -> int:
@@ -115,6 +116,7 @@ class Counters:
                     self._add_tool(event.tool, f"num_runs_{event.outcome}")
                 case CallResolved():
                     self._add_tool(event.tool, _RESOLVED[event.outcome])
+                    self._add_tool(event.tool, "num_predicted", int(event.predicted))
                     self._add_tool(event.tool, "saved_s", event.saved_s)
                 case ToolObserved():
                     self._add_tool(event.tool, "num_real_runs")

@@ -97,6 +97,7 @@ class Turn:
         self._launched: set[Run] = set()
         self._served: set[Run] = set()
         self._due: Counter[CallKey] = Counter()
+        self._predicted: set[CallKey] = set()
         self._num_considered = 0
         self._num_claiming = 0
         self._started_s = loop.time()
@@ -238,6 +239,7 @@ class Turn:
         except NotPrepared as exc:
             self._rules.announce(LaunchSkipped(self.number, call.name, source, exc.reason))
             return
+        self._predicted.add(prepared.key)
         self._launch(prepared, source)
 
     def _launch(self, prepared: PreparedCall, source: str) -> None:
@@ -335,7 +337,10 @@ class Turn:
         if run is not None and outcome != "miss":
             self._served.add(run)
             saved_s = max(0.0, run.duration_s - waited_s)
-        self._rules.announce(CallResolved(self.number, call.name, outcome, reason, now, saved_s, waited_s))
+        predicted = prepared is not None and prepared.key in self._predicted
+        self._rules.announce(
+            CallResolved(self.number, call.name, outcome, reason, now, saved_s, waited_s, predicted=predicted)
+        )
         return Claimed(outcome, run.result if run is not None and outcome != "miss" else None)
 
     # The end

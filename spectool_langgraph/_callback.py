@@ -181,7 +181,6 @@ def _new_turn(
     params: Mapping[str, Any],
     schemas: Sequence[ToolSchema],
 ) -> OpenTurn:
-    messages = list(messages)  # the caller may go on with its own list
     prompt = Prompt(
         lambda: _in_openai_format(messages),
         native=messages,

@@ -95,17 +95,24 @@ class _Observation:
         self._context = context
         self._started_s = _now_s()
         self.succeeded = False
+        self._fence()  # at its end again: what is read from now on may or may not see it
 
     def report(self) -> None:
-        """Raise the fence of a write, and let a tool that works again be run early."""
+        """The run has ended: let a tool that works again be run early."""
         if self._context is None or self._tool is None:
             return
-        speculation = self._tools.speculation
+        self._fence()
+        is_marked = self._tool.name in self._tools.marked
+        event = ToolObserved(self._tool.name, is_marked, self._started_s, _now_s(), self.succeeded)
+        self._tools.speculation.observe(self._tool, event)
+
+    def _fence(self) -> None:
+        """A tool that may write makes stale what was read before."""
+        if self._context is None or self._tool is None:
+            return
         known = self._tools.marked.get(self._tool.name)
         if known is None or known.policy.writes:
-            speculation.fence(self._context, known.policy.writes if known is not None else None)
-        event = ToolObserved(self._tool.name, known is not None, self._started_s, _now_s(), self.succeeded)
-        speculation.observe(self._tool, event)
+            self._tools.speculation.fence(self._context, known.policy.writes if known is not None else None)
 
 
 def _now_s() -> float:

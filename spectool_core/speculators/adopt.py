@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -34,6 +35,6 @@ def adopt(given: Any) -> Speculator:
     for entry_point in entry_points(group=ENTRY_POINTS):
         if entry_point.name in frameworks:
             given = entry_point.load()(given)
-    if not isinstance(given, Speculator) or not callable(given.predict):
+    if not isinstance(given, Speculator) or not callable(given.predict) or inspect.iscoroutinefunction(given.predict):
         raise ConfigurationError("speculators", given, _ALLOWED)
     return given

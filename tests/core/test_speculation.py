@@ -40,6 +40,11 @@ from tests.core.fakes import (
 # Configuration
 
 
+class PredictIsACoroutine:
+    async def predict(self, prompt: object, tools: object) -> list[object]:
+        return []
+
+
 class NoPredict:
     pass
 
@@ -106,7 +111,19 @@ def test_what_is_no_list_is_refused(field: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     "speculator",
-    [None, 7, NoPredict(), PredictIsNoMethod(), NoPredict, Predicts, "gpt-5-nano", "openai:", "", "bedrock:nova"],
+    [
+        None,
+        7,
+        NoPredict(),
+        PredictIsACoroutine(),
+        PredictIsNoMethod(),
+        NoPredict,
+        Predicts,
+        "gpt-5-nano",
+        "openai:",
+        "",
+        "bedrock:nova",
+    ],
     ids=repr,
 )
 def test_what_is_no_speculator_is_refused_and_what_is_one_is_said(speculator: object) -> None:
@@ -186,12 +203,15 @@ async def test_the_counts_of_several_turns() -> None:
             "search": ToolStatistics(
                 num_hits=1,
                 num_misses=1,
+                num_predicted=1,
                 num_runs_succeeded=2,
                 num_runs_cancelled=2,
                 num_real_runs=1,
                 saved_s=0.5,
             ),
-            "slow": ToolStatistics(num_joins=1, num_runs_succeeded=1, num_runs_cancelled=1, saved_s=0.5),
+            "slow": ToolStatistics(
+                num_joins=1, num_predicted=1, num_runs_succeeded=1, num_runs_cancelled=1, saved_s=0.5
+            ),
         },
     )
     with pytest.raises(TypeError):

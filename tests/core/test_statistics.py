@@ -48,9 +48,9 @@ def test_every_event_is_counted_where_it_belongs() -> None:
         RunFinished(1, "a", "s", 0.0, 1.0, "not_replayable"),
         RunFinished(1, "b", "s", None, 1.0, "cancelled"),
         TurnAnswered(1, 2.0, 2.0, 2),
-        CallResolved(1, "a", "hit", "", 2.0, 1.0, 0.0),
-        CallResolved(1, "a", "join", "", 2.0, 0.5, 0.5),
-        CallResolved(1, "b", "miss", "queued", 2.0, 0.0, 0.0),
+        CallResolved(1, "a", "hit", "", 2.0, 1.0, 0.0, predicted=True),
+        CallResolved(1, "a", "join", "", 2.0, 0.5, 0.5, predicted=True),
+        CallResolved(1, "b", "miss", "queued", 2.0, 0.0, 0.0, predicted=False),
         observed("b", succeeded=True),
         observed("c", marked=False, succeeded=False),
         TurnSettled(1, 4.0, 5, 3),
@@ -68,6 +68,7 @@ def test_every_event_is_counted_where_it_belongs() -> None:
             "a": ToolStatistics(
                 num_hits=1,
                 num_joins=1,
+                num_predicted=2,
                 num_skipped=1,
                 num_runs_succeeded=1,
                 num_runs_failed=1,
@@ -109,7 +110,7 @@ def test_no_event_of_another_thread_is_lost() -> None:
     def count() -> None:
         for _ in range(500):
             counters(TurnStarted(1, 0.0, 1))
-            counters(CallResolved(1, "a", "hit", "", 0.0, 1.0, 0.0))
+            counters(CallResolved(1, "a", "hit", "", 0.0, 1.0, 0.0, predicted=True))
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:

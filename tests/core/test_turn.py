@@ -49,7 +49,7 @@ async def test_a_prediction_that_came_true_in_time_is_a_hit() -> None:
     turn.answer([call(id="call_0")])
     assert await turn.claim(call(id="call_0")) == Claimed("hit", "x#1")
     assert now() == 1.0
-    assert hook.of(CallResolved) == [CallResolved(1, "search", "hit", "", 1.0, 0.5, 0.0)]
+    assert hook.of(CallResolved) == [CallResolved(1, "search", "hit", "", 1.0, 0.5, 0.0, predicted=True)]
     assert hook.of(RunFinished) == [RunFinished(1, "search", "fake", 0.25, 0.75, "succeeded")]
     assert hook.of(TurnSettled) == [TurnSettled(1, 1.0, 1, 0)]
     assert tool.statistics().num_started == 1
@@ -64,7 +64,7 @@ async def test_a_run_in_flight_is_joined_and_takes_only_what_is_left() -> None:
     turn.answer([call()])
     assert await turn.claim(call()) == Claimed("join", "x#1")
     assert now() == 2.25
-    assert hook.of(CallResolved) == [CallResolved(1, "search", "join", "", 2.25, 0.75, 1.25)]
+    assert hook.of(CallResolved) == [CallResolved(1, "search", "join", "", 2.25, 0.75, 1.25, predicted=True)]
     assert tool.statistics().num_started == 1
 
 
@@ -142,7 +142,7 @@ async def test_a_joined_run_that_fails_is_a_miss_when_it_fails() -> None:
     turn.answer([call()])
     assert await turn.claim(call()) == Claimed("miss")
     assert now() == 2.25
-    assert hook.of(CallResolved) == [CallResolved(1, "search", "miss", "failed", 2.25, 0.0, 1.25)]
+    assert hook.of(CallResolved) == [CallResolved(1, "search", "miss", "failed", 2.25, 0.0, 1.25, predicted=True)]
 
 
 @virtual

@@ -181,5 +181,6 @@ async def test_shadow_mode_runs_nothing_but_counts() -> None:
     statistics = speculation.statistics()
     assert (statistics.num_turns, statistics.num_predictions, statistics.num_launched) == (1, 2, 0)
     assert statistics.tools["search"].num_misses == 2
+    assert statistics.tools["search"].acceptance_rate == 1.0  # what it would be worth
     assert statistics.tools["search"].num_speculative_runs == 0
     assert skips(hook) == ["shadow", "shadow", "shadow"]

@@ -262,9 +262,13 @@ def test_errors(handler: Any, closed_after: Closing) -> None:
 
 def test_an_async_only_tool_behaves_as_in_stock(closed_after: Closing) -> None:
     def play(speculation: Speculation | None) -> Any:
+        def considered() -> None:
+            if speculation is not None:
+                wait_for(lambda: speculation.statistics().total.num_skipped == 1)
+
         fake = FakeTool("lookup")
         tools = [speculatable(tool(fake.coroutine))]
-        model = ScriptedChatModel(replies=REPLIES).bind_tools(tools)
+        model = ScriptedChatModel(replies=REPLIES, before_answer=first_turn(considered)).bind_tools(tools)
         result = result_of(build([], tools, speculation, model=model, handle_tool_errors=True).compile())
         assert fake.statistics().num_started == 0
         return result

@@ -7,15 +7,17 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import pytest
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages.tool import tool_call
 from langchain_core.tools import BaseTool, InjectedToolCallId, StructuredTool, tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import MessagesState
 from langgraph.prebuilt import InjectedState, InjectedStore, ToolRuntime
 from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.types import Command, RetryPolicy, interrupt
 
-from spectool_core import ConfigurationError, NotSpeculatableError, Speculation, speculatable
+from spectool_core import ConfigurationError, NotSpeculatableError, Speculation, mark, speculatable
 from spectool_core.calls import ToolCall
 from spectool_core.events import ToolObserved
 from spectool_core.testing import run_virtual
@@ -436,6 +438,54 @@ def test_a_model_that_fails_for_good() -> None:
     assert ours[1].counts("cancelled") == ours[1].counts("started")
 
 
+def test_a_node_that_goes_on_without_the_failed_model_gives_its_turn_up() -> None:
+    """At the next model call, not only at the run's end: whoever is still asked about it is cancelled."""
+    never = GuessingSpeculator([Guess(after_s=None)] * 3)
+    num_cancelled: list[int] = []
+    log = ToolLog(lambda *_: 0.4)
+    tools = make_tools(log)
+    model = ScriptedChatModel(replies=[Reply(error=ConnectionError("down")), LOOK, DONE]).bind_tools(tools)
+
+    class GoesOn:
+        async def ainvoke(self, messages: Any) -> Any:
+            num_cancelled.append(never.num_cancelled)
+            try:
+                return await model.ainvoke(messages)
+            except ConnectionError:
+                return AIMessage("the model is down", tool_calls=[tool_call(name="note", args={"text": "n"}, id="1")])
+
+    async def main() -> Seen:
+        return await run(build([], tools, Speculation([never]), model=GoesOn()).compile())
+
+    assert run_virtual(main).error is None
+    # Before the second call the failed turn may still be retried; before the third, two turns are over.
+    assert num_cancelled == [0, 0, 2]
+    assert never.num_cancelled == 3
+
+
+def test_a_failed_prompt_that_is_changed_in_place_is_another_prompt() -> None:
+    """The callbacks of `agenerate` see a list of their own, so the change shows."""
+    log = ToolLog(lambda *_: 0.4)
+    tools = make_tools(log)
+    model = ScriptedChatModel(replies=[Reply(calls=LOOK.calls, error=ValueError("too long")), DONE])
+    offered = [convert_to_openai_tool(tool) for tool in tools]
+
+    class Shortens:
+        async def ainvoke(self, messages: Any) -> Any:
+            messages = list(messages)
+            try:
+                answer = await model.agenerate([messages], tools=offered)
+            except ValueError:
+                messages[0] = HumanMessage("shorter")
+                answer = await model.agenerate([messages], tools=offered)
+            return answer.generations[0][0].message  # type: ignore[union-attr]
+
+    speculation = predicting([LOOK, DONE])
+    assert run_virtual(lambda: run(build([], tools, speculation, model=Shortens()).compile())).error is None
+    assert prompts_of(speculation)[:2] == [[("user", "go")], [("user", "shorter")]]
+    assert outcomes(speculation) == (1, 0, 0)
+
+
 # Results
 
 
@@ -509,6 +559,29 @@ def test_results_do_not_outlive_their_run_unless_scope_and_mark_say_so() -> None
         _, log = play(replies, speculation, checkpointer=InMemorySaver(), given=given, tools=shared_tools)
         assert outcomes(speculation) == (2, 0, 0)
         assert log.counts("started") == {("lookup", "a1"): num_runs}
+
+
+def test_results_that_only_their_run_could_use_are_forgotten_with_it() -> None:
+    """Though their mark lets them serve later turns, for an hour."""
+    log = ToolLog(lambda *_: 0.4)
+    tools = mark(make_tools(log), names=["lookup"], reuse="ttl", ttl_s=3600.0)
+    speculation = predicting([LOOK, DONE])
+    num_kept: list[int] = []
+
+    def kept() -> int:
+        return sum(cache.num_results for cache in speculation._caches.values())
+
+    async def looking(request: ToolCallRequest, execute: Callable[[ToolCallRequest], Awaitable[Any]]) -> Any:
+        num_kept.append(kept())
+        return await execute(request)
+
+    async def main() -> None:
+        await run(build([LOOK, DONE], tools, speculation, awrap_tool_call=looking).compile())
+        num_kept.append(kept())
+
+    run_virtual(main)
+    assert outcomes(speculation) == (1, 0, 0)
+    assert num_kept == [1, 0]
 
 
 def test_another_process_resumes_with_an_empty_cache() -> None:
