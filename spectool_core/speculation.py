@@ -7,7 +7,7 @@ import inspect
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from spectool_core.cache import Slots, ToolCache
@@ -229,7 +229,8 @@ def _default_scope(context: RunContext) -> Hashable:
 
 
 def _listed(field: str, values: Iterable[Any]) -> tuple[Any, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
+    # A pydantic model, such as a chat model given without a list, is iterable, but no collection.
+    if isinstance(values, str) or not isinstance(values, Collection | Iterator):
         raise ConfigurationError(field, values, "a list")
     return tuple(values)
 

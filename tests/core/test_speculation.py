@@ -17,6 +17,7 @@ import pytest
 
 from spectool_core.annotation import ToolPolicy
 from spectool_core.calls import ToolCall
+from spectool_core.config import SpeculationConfig
 from spectool_core.errors import ConfigurationError
 from spectool_core.events import Event
 from spectool_core.runs import RunContext
@@ -101,7 +102,7 @@ def test_a_hook_that_cannot_be_called_is_refused(hook: object) -> None:
 
 
 @pytest.mark.parametrize("field", ["speculators", "hooks"])
-@pytest.mark.parametrize("value", ["openai:gpt-5-nano", 7, None, Predicts()])
+@pytest.mark.parametrize("value", ["openai:gpt-5-nano", 7, None, Predicts(), SpeculationConfig()])
 def test_what_is_no_list_is_refused(field: str, value: object) -> None:
     with pytest.raises(ConfigurationError, match="a list") as caught:
         Speculation(**{field: value})
