@@ -17,11 +17,12 @@ from spectool_core.errors import ConfigurationError
 from spectool_core.events import Event, Hook, ToolObserved, announce
 from spectool_core.fences import Fences
 from spectool_core.gate import Gate
+from spectool_core.loops import run_on
 from spectool_core.runs import RunContext, Toolbox
 from spectool_core.speculators.adopt import adopt
 from spectool_core.speculators.protocol import Speculator
 from spectool_core.statistics import Counters, SpeculationStatistics
-from spectool_core.threads import EventLoopThread, WorkerThreads, run_on
+from spectool_core.threads import EventLoopThread, WorkerThreads
 from spectool_core.turn import Turn, TurnRules
 
 __all__ = ["Speculation"]

@@ -7,14 +7,13 @@ wrong guess would delay real calls.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["EventLoopThread", "WorkerThreads", "run_on", "running_loop"]
+__all__ = ["EventLoopThread", "WorkerThreads"]
 
 T = TypeVar("T")
 
@@ -131,20 +130,3 @@ class EventLoopThread:
         self.loop.call_soon_threadsafe(self.loop.stop)
         if self._thread is not threading.current_thread():
             self._thread.join(2 * _MAX_CLOSE_S)
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that runs in this thread, if any."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-def run_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
-    """Call `function` on `loop`: now if this is its thread, else soon; not at all if the loop has closed."""
-    if running_loop() is loop:
-        function(*args)
-        return
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(function, *args)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
-from concurrent.futures import CancelledError as FutureCancelledError
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,15 +28,13 @@ from spectool_core.events import (
     TurnStarted,
 )
 from spectool_core.gate import Gate, TurnBudget
+from spectool_core.loops import run_on, running_loop, wait_in_thread, wait_on_loop
 from spectool_core.runs import NotPrepared, PreparedCall, RunContext, Scope, Toolbox
 from spectool_core.speculators.protocol import Speculator
-from spectool_core.threads import run_on, running_loop
 
 __all__ = ["Claimed", "Turn", "TurnRules"]
 
 _MAX_PREDICTIONS_PER_RUN = 4
-_LOOP_CHECK_S = 1.0
-"""How often whoever waits for another thread's loop looks whether it still runs."""
 
 _logger = logging.getLogger("spectool")
 
@@ -121,7 +116,7 @@ class Turn:
     async def claim(self, call: ToolCall) -> Claimed:
         """Serve a call of the main model: at once if its result is there, after a join if its run has begun."""
         if running_loop() is not self._loop:
-            return await self._claim_from_other_loop(call)
+            return await wait_on_loop(self.claim(call), self._loop, gone=Claimed("miss"))
         self._num_claiming += 1
         try:
             decision, prepared, run = self._decide(call)
@@ -140,45 +135,7 @@ class Turn:
         """`claim` for a thread; on the loop's own thread, which must not wait, a run in flight is a miss."""
         if running_loop() is self._loop:
             return self._claim_at_once(call)
-        claim = self.claim(call)
-        pending = self._claim_on_loop(claim)
-        if pending is None:
-            return Claimed("miss")
-        try:
-            while True:
-                try:
-                    return pending.result(_LOOP_CHECK_S)
-                except TimeoutError:
-                    if not self._loop.is_running():
-                        _close_if_not_begun(claim)
-                        return Claimed("miss")
-        except FutureCancelledError:  # the loop has ended, and its tasks with it
-            return Claimed("miss")
-        except BaseException:  # a KeyboardInterrupt, say: nobody waits any more
-            pending.cancel()
-            raise
-
-    async def _claim_from_other_loop(self, call: ToolCall) -> Claimed:
-        claim = self.claim(call)
-        pending = self._claim_on_loop(claim)
-        if pending is None:
-            return Claimed("miss")
-        claimed = asyncio.wrap_future(pending)
-        try:
-            while not (await asyncio.wait([claimed], timeout=_LOOP_CHECK_S))[0] and self._loop.is_running():
-                pass
-        except BaseException:
-            claimed.cancel()
-            raise
-        _close_if_not_begun(claim)
-        return Claimed("miss") if claimed.cancelled() or not claimed.done() else claimed.result()
-
-    def _claim_on_loop(self, claim: Coroutine[Any, Any, Claimed]) -> Future[Claimed] | None:
-        try:
-            return asyncio.run_coroutine_threadsafe(claim, self._loop)
-        except RuntimeError:  # the loop has closed, and with it all that this turn started
-            claim.close()
-            return None
+        return wait_in_thread(self.claim(call), self._loop, gone=Claimed("miss"))
 
     def _claim_at_once(self, call: ToolCall) -> Claimed:
         decision, prepared, run = self._decide(call)
@@ -379,12 +336,6 @@ class Turn:
 
 
 _ANSWER = "answer"
-
-
-def _close_if_not_begun(claim: Coroutine[Any, Any, Claimed]) -> None:
-    # The loop ended before it came to the claim.
-    if inspect.getcoroutinestate(claim) == inspect.CORO_CREATED:
-        claim.close()
 
 
 def _meet(writes: frozenset[str] | None, reads: frozenset[str] | None) -> bool:

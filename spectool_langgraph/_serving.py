@@ -15,8 +15,8 @@ from langgraph.prebuilt.tool_node import ToolCallRequest
 
 from spectool_core.calls import ToolCall
 from spectool_core.events import ToolObserved
+from spectool_core.loops import running_loop
 from spectool_core.runs import NotReplayable, RunContext
-from spectool_core.threads import running_loop
 from spectool_core.turn import Claimed, Turn
 from spectool_langgraph._callback import RUNS, Enlisted
 from spectool_langgraph._pregel import running_graph

@@ -10,8 +10,9 @@ from concurrent.futures import wait as wait_all
 
 import pytest
 
+from spectool_core.loops import run_on, running_loop
 from spectool_core.testing import Gate, LeakCheck
-from spectool_core.threads import EventLoopThread, WorkerThreads, run_on, running_loop
+from spectool_core.threads import EventLoopThread, WorkerThreads
 
 
 def workers_of(name: str) -> list[threading.Thread]:

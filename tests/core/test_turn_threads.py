@@ -212,7 +212,7 @@ def test_a_loop_that_ends_during_a_claim_leaves_nobody_waiting(how: str) -> None
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("how", ["blocking", "async"])
 def test_a_loop_that_has_stopped_leaves_nobody_waiting(how: str, closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spectool_core.turn._LOOP_CHECK_S", 0.02)
+    monkeypatch.setattr("spectool_core.loops._CHECK_S", 0.02)
     loop = asyncio.new_event_loop()
 
     async def begin() -> Turn:
@@ -234,7 +234,7 @@ def test_a_loop_that_has_stopped_leaves_nobody_waiting(how: str, closed: bool, m
 
 
 def test_a_blocking_claim_outlasts_the_check_of_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spectool_core.turn._LOOP_CHECK_S", 0.005)
+    monkeypatch.setattr("spectool_core.loops._CHECK_S", 0.005)
     gate = Gate()
     tool = FakeTool("search", gate=gate, result=lambda _: "slow")
     speculation = speculation_of(call(), delay_s=0)
@@ -257,10 +257,10 @@ def test_a_keyboard_interrupt_in_a_blocking_claim_gets_through_and_frees_the_run
     turn = start(speculation, toolbox_of(tool), background=True)
     gate.wait_until_arrived(1)
     turn.answer([call()])
-    claim_on_loop = turn._claim_on_loop
+    submit = asyncio.run_coroutine_threadsafe
 
-    def interrupted(claim: Any) -> Any:
-        pending = claim_on_loop(claim)
+    def interrupted(claim: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        pending = submit(claim, loop)
 
         def result(timeout: float | None = None) -> Any:
             until_claiming(turn)
@@ -269,7 +269,7 @@ def test_a_keyboard_interrupt_in_a_blocking_claim_gets_through_and_frees_the_run
         monkeypatch.setattr(pending, "result", result)
         return pending
 
-    monkeypatch.setattr(turn, "_claim_on_loop", interrupted)
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         turn.claim_blocking(call())
     tool.wait_until(lambda statistics: statistics.num_cancelled == 1)
