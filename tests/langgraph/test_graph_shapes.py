@@ -139,6 +139,27 @@ def test_another_messages_key() -> None:
 # Subgraphs
 
 
+def test_a_read_before_a_write_of_another_agent_of_the_run_is_not_served_while_it_writes() -> None:
+    """Two agents of one run: one writes for a while from 1 s on, the other asks at 2 s for what was read at 0.25 s."""
+    writing = [Reply(calls=(Call("note", {"text": "n"}, "w"),), generation_s=1.0), DONE]
+    reading = [Reply(calls=(Call("lookup", {"q": "a"}, "r"),), generation_s=2.0), DONE]
+    latencies = {"note": 5.0, "lookup": 0.4}
+
+    def played(speculations: Sequence[Speculation | None]) -> Seen:
+        tools = make_tools(ToolLog(lambda name, _argument: latencies[name]))
+        outer = StateGraph(MessagesState)
+        for name, replies, speculation in zip("wr", [writing, reading], speculations, strict=True):
+            outer.add_node(name, build(replies, tools, speculation).compile())
+            outer.add_edge(START, name)
+        return run_virtual(lambda: run(outer.compile()))
+
+    shared = predicting(reading)
+    ours = played([shared, shared])
+    assert sorted(map(repr, ours.messages)) == sorted(map(repr, played([None, None]).messages))
+    assert shared.statistics().tools["lookup"].num_runs_succeeded >= 1
+    assert outcomes(shared, "lookup") == (0, 0, 1)
+
+
 def test_an_agent_as_a_node_of_another_graph() -> None:
     def graph(speculation: Speculation | None) -> Any:
         inner = build(REPLIES, make_tools(new_log()), speculation).compile()
