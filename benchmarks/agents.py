@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from spectool_core import Speculation, speculatable
 
-__all__ = ["AgentFigures", "build_agent", "run_agents", "search_tool"]
+__all__ = ["AgentFigures", "build_agent", "chat_model", "run_agents", "search_tool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,14 @@ def search_tool(tool_s: float) -> BaseTool:
     return search
 
 
+def chat_model(base_url: str) -> ChatOpenAI:
+    """The main model."""
+    return ChatOpenAI(model="main", base_url=base_url, api_key=SecretStr("unused"), max_retries=0)
+
+
 def build_agent(base_url: str, tools: Sequence[BaseTool], make_node: Callable[[Sequence[BaseTool]], ToolNode]) -> Any:
     """A compiled graph of a model and a tool node."""
-    model = ChatOpenAI(model="main", base_url=base_url, api_key=SecretStr("unused"), max_retries=0).bind_tools(tools)
+    model = chat_model(base_url).bind_tools(tools)
 
     async def call_model(state: MessagesState) -> dict[str, list[AnyMessage]]:
         return {"messages": [await model.ainvoke(state["messages"])]}
