@@ -57,23 +57,31 @@ class SpeculationMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: ModelHandler) -> ModelResponse[Any]:
         """Start a turn as the main model is called."""
+        if not self.speculation.is_on:
+            return handler(request)
         self._warn_unless_innermost(handler)
         with enlisted(self._offered(request.tools)):
             return handler(request)
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: AsyncModelHandler) -> ModelResponse[Any]:
         """Start a turn as the main model is called."""
+        if not self.speculation.is_on:
+            return await handler(request)
         self._warn_unless_innermost(handler)
         with enlisted(self._offered(request.tools)):
             return await handler(request)
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: ToolHandler) -> ToolMessage | Command[Any]:
         """Serve the call from an early run, or run the tool."""
+        if not self.speculation.is_on:
+            return handler(request)
         self._warn_unless_innermost(handler)
         return serve(self._enlist([request.tool]), request, handler)
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: AsyncToolHandler) -> ToolMessage | Command[Any]:
         """Serve the call from an early run, or run the tool."""
+        if not self.speculation.is_on:
+            return await handler(request)
         self._warn_unless_innermost(handler)
         return await aserve(self._enlist([request.tool]), request, handler)
 
