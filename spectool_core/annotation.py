@@ -43,7 +43,7 @@ class ToolPolicy:
         reads: tags of what the tool reads; None (undeclared) means everything.
         writes: tags of what the tool writes; a tool that writes is never run early, its tags narrow its fence.
         exclude_args: names of arguments that do not affect the result and are left out of the key.
-        cost: what one run costs, in the currency of the speculators' prices.
+        cost: what one run costs, in a currency of yours; for the gate, which does not weigh it yet.
         needs_approval: a human must agree to each call; such a tool is never run early.
 
     `reads`, `writes` and `exclude_args` take any iterable of strings. Raises ConfigurationError.

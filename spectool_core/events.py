@@ -21,6 +21,7 @@ __all__ = [
     "RunFinished",
     "RunOutcome",
     "SpeculatorFinished",
+    "SpeculatorOutcome",
     "ToolObserved",
     "TurnAnswered",
     "TurnSettled",
@@ -30,6 +31,9 @@ __all__ = [
 
 Outcome: TypeAlias = Literal["hit", "join", "miss"]
 """How a call of the main model was served: a finished result, a run in flight, or the tool itself."""
+
+SpeculatorOutcome: TypeAlias = Literal["finished", "cancelled", "failed"]
+"""How a speculator ended in one turn; "cancelled" is the fate of whoever is slower than the main model."""
 
 RunOutcome: TypeAlias = Literal["succeeded", "failed", "timed_out", "not_replayable", "cancelled"]
 """How a speculative run ended."""
@@ -53,7 +57,7 @@ class SpeculatorFinished:
     started_s: float
     ended_s: float
     num_calls: int
-    outcome: Literal["finished", "cancelled", "failed"]
+    outcome: SpeculatorOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,11 @@ class Speculation:
             return self._background
 
     def close(self) -> None:
-        """End the library's own threads; runs in flight on the background loop are cancelled."""
+        """End the library's own threads; runs in flight on the background loop are cancelled.
+
+        Blocks for up to two seconds: from an event loop, use `asyncio.to_thread(speculation.close)`. Not needed before
+        a process exits, whose threads are daemons.
+        """
         with self._lock:
             background, self._background = self._background, None
         if background is not None:

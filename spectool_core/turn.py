@@ -23,6 +23,7 @@ from spectool_core.events import (
     RunFinished,
     RunOutcome,
     SpeculatorFinished,
+    SpeculatorOutcome,
     TurnAnswered,
     TurnSettled,
     TurnStarted,
@@ -34,6 +35,7 @@ from spectool_core.speculators.protocol import Speculator
 
 __all__ = ["Claimed", "Turn", "TurnRules"]
 
+# Predictions heard for each run that a turn may start: more than that is no guess at one answer.
 _MAX_PREDICTIONS_PER_RUN = 4
 
 _logger = logging.getLogger("spectool")
@@ -62,8 +64,8 @@ class Claimed:
 class Turn:
     """Predictions, early runs and the main model's answer of one turn.
 
-    It lives on one event loop, where its tools run; only `start`, `answer`, `settle` and `claim_blocking` may be
-    called from other threads. None of its methods raises.
+    It lives on one event loop, where its tools run, but its public methods may be called from any thread or loop. None
+    of them raises, except that a cancelled `claim` is cancelled.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class Turn:
     async def _listen(self, name: str, speculator: Speculator) -> None:
         started_s = self._loop.time()
         num_calls = 0
-        outcome = "finished"
+        outcome: SpeculatorOutcome = "finished"
         predictions: AsyncIterator[ToolCall] | None = None
         try:
             predictions = speculator.predict(self._prompt, self._tools)
@@ -180,9 +182,7 @@ class Turn:
                 with contextlib.suppress(Exception):
                     await aclose()
             ended_s = self._loop.time()
-            self._rules.announce(
-                SpeculatorFinished(self.number, name, started_s, ended_s, num_calls, outcome)  # type: ignore[arg-type]
-            )
+            self._rules.announce(SpeculatorFinished(self.number, name, started_s, ended_s, num_calls, outcome))
 
     def _is_exhausted(self) -> bool:
         """Whether no further prediction could start a run, so that asking on is a waste."""
@@ -325,6 +325,10 @@ class Turn:
         policy = self._toolbox.policy(call.name)
         if policy is None:
             raise NotPrepared("unmarked")
+        if policy.writes:
+            raise NotPrepared("writes")
+        if policy.needs_approval:
+            raise NotPrepared("needs_approval")
         owner = self._rules.scope_of(call, self.context)
         shared = policy.reuse == "ttl" and self._rules.outlives_turn(self.context)
         return self._toolbox.prepare(call, Scope(owner, None if shared else self.number))

@@ -19,7 +19,8 @@ from spectool_langgraph._pregel import GraphRun
 
 __all__ = ["AgentRun", "AgentRuns", "OpenTurn"]
 
-_MAX_OPEN_TURNS = 32
+# More model calls than one run makes between two steps of its tools, in however many branches.
+_MAX_OPEN_TURNS = 1024
 
 
 class OpenTurn:

@@ -99,7 +99,7 @@ async def _compare(number: int, task: Task, setup: Setup, screen: Screen) -> Com
 
 def _explain(options: argparse.Namespace, screen: Screen) -> None:
     screen.say(
-        "hits: calls of marked tools that an early run served; their share is the acceptance rate. wasted runs: early "
+        "hits: calls of marked tools that an early run served; their share is alpha here. wasted runs: early "
         "runs that served no call. by the paper: what its equation (1) saves with these hits and the measured mean "
         "times of models and tools, counting the final turn, which cannot gain."
     )

@@ -47,7 +47,7 @@ class ModelSpeculator:
         model: the model's name at the endpoint.
         base_url: of the endpoint, with its `/v1`; None is OPENAI_BASE_URL or OpenAI, as for the openai SDK.
         api_key: None is OPENAI_API_KEY, as for the openai SDK. A local server without keys takes any text.
-        samples: answers asked for in each turn (the paper's λ); equal calls among them are yielded once. They are one
+        num_samples: answers asked for in each turn (the paper's λ); equal calls among them are yielded once. One
             request with `n`, or as many requests once the endpoint has refused or ignored `n`.
         streaming: True yields each call when its arguments have closed, at some client CPU for each token; False
             yields all calls at the end; "auto" streams while that is measurably worth it (see `StreamingPace`).
@@ -70,7 +70,7 @@ class ModelSpeculator:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
-        samples: int = 1,
+        num_samples: int = 1,
         streaming: bool | Literal["auto"] = "auto",
         temperature: float | None = None,
         max_tokens: int | None = None,
@@ -81,7 +81,7 @@ class ModelSpeculator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _require(_is_text(model), "model", model, "a model's name")
-        _require(_is_count(samples), "samples", samples, "an integer of at least 1")
+        _require(_is_count(num_samples), "num_samples", num_samples, "an integer of at least 1")
         _require(isinstance(streaming, bool) or streaming == "auto", "streaming", streaming, 'True, False or "auto"')
         if temperature is not None:
             _require(_is_number(temperature), "temperature", temperature, "None or a number of at least 0")
@@ -91,7 +91,7 @@ class ModelSpeculator:
         _require(name is None or _is_text(name), "name", name, "None or some text")
         self.model = model
         self.name = name or model
-        self.samples = samples
+        self.num_samples = num_samples
         self._endpoint = resolve_endpoint(base_url, api_key, extra_headers)
         self._streaming = streaming
         self._clock = clock
@@ -108,7 +108,7 @@ class ModelSpeculator:
         self._sessions = SessionPerLoop(session_opener(self._endpoint, timeout_s))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.model!r}, url={self._endpoint.url!r}, samples={self.samples})"
+        return f"{type(self).__name__}({self.model!r}, url={self._endpoint.url!r}, num_samples={self.num_samples})"
 
     async def predict(self, prompt: Prompt, tools: Sequence[ToolSchema]) -> AsyncGenerator[ToolCall]:
         """Yield the calls that the model makes, each once, as soon as they are complete; see `Speculator`."""
@@ -139,14 +139,14 @@ class ModelSpeculator:
         if prompt.parallel_tool_calls is not None:
             fields["parallel_tool_calls"] = prompt.parallel_tool_calls
         options: dict[str, Any] = {}
-        if self.samples > 1 and "n" not in self._refused:
-            options["n"] = self.samples
+        if self.num_samples > 1 and "n" not in self._refused:
+            options["n"] = self.num_samples
         if self._pace.streams_next() if self._streaming == "auto" else self._streaming:
             options["stream"] = True
             if "stream_options" not in self._refused:
                 options["stream_options"] = {"include_usage": True}
         body = json.dumps({**fields, **options}, separators=(",", ":"), default=dict).encode()
-        return [(body, frozenset(options))] * (1 if "n" in options else self.samples)
+        return [(body, frozenset(options))] * (1 if "n" in options else self.num_samples)
 
     async def _ask(self, body: bytes, options: frozenset[str]) -> AsyncGenerator[ToolCall]:
         """Send one request and yield its calls; whatever becomes of it is counted."""
@@ -194,7 +194,7 @@ class ModelSpeculator:
             if "stream" in options:
                 self._pace.observe_failure()
             return
-        if "n" in options and reply.num_choices < self.samples:
+        if "n" in options and reply.num_choices < self.num_samples:
             self._refused.add("n")
         if isinstance(reply, StreamReply):
             ended_s = self._clock()

@@ -2,8 +2,8 @@
 
 from spectool_core.testing.clock import run_virtual, sleep_until, virtual_event_loop
 from spectool_core.testing.faults import DroppedConnection, EmptyChoices, Fault, Hang, HttpError, TruncatedAnswer
-from spectool_core.testing.gate import Gate, GateStatistics
 from spectool_core.testing.inprocess import ModelPlayback, ScriptedFaultError, ScriptedSpeculator
+from spectool_core.testing.latch import Latch, LatchStatistics
 from spectool_core.testing.leaks import LeakCheck, LeakError
 from spectool_core.testing.models import Quirks, ScriptedModel, wrong_arguments
 from spectool_core.testing.process import ModelServerProcess
@@ -21,10 +21,10 @@ __all__ = [
     "FakeToolStatistics",
     "Fault",
     "Flaky",
-    "Gate",
-    "GateStatistics",
     "Hang",
     "HttpError",
+    "Latch",
+    "LatchStatistics",
     "LeakCheck",
     "LeakError",
     "ModelPlayback",

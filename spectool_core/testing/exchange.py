@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
-from spectool_core.testing.gate import Gate
+from spectool_core.testing.latch import Latch
 
 __all__ = ["ClientGoneError", "Exchange", "Receive", "Scope", "Send", "response_start", "send_body", "send_json"]
 
@@ -51,9 +51,9 @@ class Exchange:
             await asyncio.wait((self._gone,), timeout=remaining_s)
         self._raise_if_gone()
 
-    async def until_open(self, gate: Gate) -> None:
-        """Wait until `gate` is open; the answer's time begins then."""
-        opened = self._loop.create_task(gate.pass_through())
+    async def until_open(self, latch: Latch) -> None:
+        """Wait until `latch` is open; the answer's time begins then."""
+        opened = self._loop.create_task(latch.pass_through())
         await asyncio.wait((self._gone, opened), return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
             opened.cancel()

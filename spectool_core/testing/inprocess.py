@@ -81,14 +81,14 @@ class ModelPlayback:
                 yield chunk
 
     async def play(self, generation: Generation, timed: Sequence[tuple[float, T]]) -> AsyncGenerator[T, None]:
-        """Yield the items of `timed`, each so many seconds from now, play the answer's gates and fault, and count."""
+        """Yield the items of `timed`, each so many seconds from now, play the answer's latches and fault, and count."""
         self._count(num_requests=1, num_active_requests=1, **generation.tokens_read())
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         outcome = {"num_failed_requests": 1}
         try:
-            for gate in generation.gates:
-                await gate.pass_through()
+            for latch in generation.latches:
+                await latch.pass_through()
                 started_s = loop.time()
             await _fail_at_once(generation.fault, started_s)
             for due_s, item in timed:

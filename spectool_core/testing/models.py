@@ -48,7 +48,7 @@ class ScriptedModel:
         reasoning_tokens: tokens of reasoning before each answer.
         acceptance_rate: for a speculator that plays the main model's script: each turn and choice is the script's
             with this probability and `wrong_answer`'s otherwise, drawn from `seed`, the task, the turn, the choice and
-            the request's own `seed`, so runs repeat exactly. The script's times, reasoning, gates and faults are then
+            the request's own `seed`, so runs repeat exactly. The script's times, reasoning, latches and faults are then
             the main model's and not played. None plays the script as it is.
         seed: of the draws.
         wrong_answer: makes the wrong answer from the right one.

@@ -37,8 +37,8 @@ class Playback:
             ClientGoneError: the client left first.
         """
         fault = self._generation.fault
-        for gate in self._generation.gates:
-            await self._exchange.until_open(gate)
+        for latch in self._generation.latches:
+            await self._exchange.until_open(latch)
         match fault:
             case HttpError():
                 await self._exchange.until(fault.after_s)

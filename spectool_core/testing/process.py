@@ -36,7 +36,7 @@ class ModelServerProcess:
 
     Args:
         models: as for `ModelServer`. They are pickled: functions in them must be importable by name from a module
-            other than the main one, and answers cannot hold gates.
+            other than the main one, and answers cannot hold latches.
         port: 0 takes a free one.
         start_timeout_s: bound on the child's start.
 
@@ -50,7 +50,7 @@ class ModelServerProcess:
         try:
             self._models = pickle.dumps({name: ScriptedModel.of(model) for name, model in models.items()})
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            allowed = f"models that can be pickled, so functions of a module and no gates ({error})"
+            allowed = f"models that can be pickled, so functions of a module and no latches ({error})"
             raise ConfigurationError("models", models, allowed) from error
         self.port = port
         self._start_timeout_s = start_timeout_s

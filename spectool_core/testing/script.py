@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from spectool_core.calls import Message, ToolSchema
 from spectool_core.errors import ConfigurationError, SpectoolError
 from spectool_core.testing.faults import Fault
-from spectool_core.testing.gate import Gate
+from spectool_core.testing.latch import Latch
 
 __all__ = ["Answer", "ChatRequest", "Flaky", "Script", "ScriptEndedError", "ScriptedCall", "script_of"]
 
@@ -101,7 +101,7 @@ class Answer:
         seconds_per_token: seconds for each token.
         finish_reason: None is "tool_calls" where there are calls, else "stop".
         fault: what happens instead.
-        gate: the answer begins when this gate is open.
+        latch: the answer begins when this latch is open.
     """
 
     text: str = ""
@@ -113,7 +113,7 @@ class Answer:
     seconds_per_token: float | None = None
     finish_reason: str | None = None
     fault: Fault | None = None
-    gate: Gate | None = None
+    latch: Latch | None = None
 
     def __post_init__(self) -> None:
         for name in ("reasoning_tokens", "completion_tokens", *_TIMES):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spectool_core.errors import ConfigurationError
-from spectool_core.testing.gate import Gate
+from spectool_core.testing.latch import Latch
 from spectool_core.testing.tally import Tally
 
 __all__ = ["FakeTool", "FakeToolStatistics"]
@@ -43,7 +43,7 @@ class FakeTool:
         error: what a run raises instead, or a function of the arguments that gives it or None.
         parameters: the parameters by name, each a type, or a type and a default.
         doc: the docstring.
-        gate: every run waits here first, so that tests with threads need no wall time.
+        latch: every run waits here first, so that tests with threads need no wall time.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FakeTool:
         error: BaseException | Callable[[Mapping[str, Any]], BaseException | None] | None = None,
         parameters: Mapping[str, Any] | None = None,
         doc: str = "A fake tool.",
-        gate: Gate | None = None,
+        latch: Latch | None = None,
     ) -> None:
         if isinstance(latency_s, int | float) and latency_s < 0:
             raise ConfigurationError("latency_s", latency_s, "a number of at least 0, or a function")
@@ -63,7 +63,7 @@ class FakeTool:
         self._latency_s = latency_s
         self._result = result
         self._error = error
-        self._gate = gate
+        self._latch = latch
         self._tally = Tally(FakeToolStatistics())
         self._arguments: list[Mapping[str, Any]] = []
         self._signature = _signature({"query": str} if parameters is None else parameters)
@@ -101,8 +101,8 @@ class FakeTool:
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
             arguments = self._start(args, kwargs)
             try:
-                if self._gate is not None:
-                    await self._gate.pass_through()
+                if self._latch is not None:
+                    await self._latch.pass_through()
                 await asyncio.sleep(self._latency_of(arguments))
                 result = self._end(arguments)
             except asyncio.CancelledError:
@@ -120,8 +120,8 @@ class FakeTool:
         def function(*args: Any, **kwargs: Any) -> Any:
             arguments = self._start(args, kwargs)
             try:
-                if self._gate is not None:
-                    self._gate.wait()
+                if self._latch is not None:
+                    self._latch.wait()
                 latency_s = self._latency_of(arguments)
                 if latency_s:
                     time.sleep(latency_s)

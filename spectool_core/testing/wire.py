@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from spectool_core.testing.faults import DroppedConnection, EmptyChoices, Hang, HttpError, TruncatedAnswer
-from spectool_core.testing.gate import Gate
+from spectool_core.testing.latch import Latch
 from spectool_core.testing.models import ScriptedModel
 from spectool_core.testing.script import ChatRequest
 from spectool_core.testing.timeline import Timeline, digest_of
@@ -64,9 +64,9 @@ class Generation:
         return sum(choice.num_reasoning_tokens for choice in self.choices)
 
     @property
-    def gates(self) -> Sequence[Gate]:
-        """The gates that hold back the answer."""
-        return [choice.answer.gate for choice in self.choices if choice.answer.gate is not None]
+    def latches(self) -> Sequence[Latch]:
+        """The latches that hold back the answer."""
+        return [choice.answer.latch for choice in self.choices if choice.answer.latch is not None]
 
     @property
     def is_cut(self) -> bool:

@@ -21,7 +21,7 @@ from spectool_core.canonical import CallKey
 from spectool_core.events import RunOutcome
 from spectool_core.fences import Fences
 from spectool_core.runs import NotReplayable, PreparedCall, Scope
-from spectool_core.testing import Gate, virtual_event_loop
+from spectool_core.testing import Latch, virtual_event_loop
 from spectool_core.threads import WorkerThreads
 from tests.core.fakes import no_tasks, now, virtual
 
@@ -526,9 +526,9 @@ async def test_a_blocking_tool_runs_on_a_worker_and_its_result_is_kept() -> None
 
 async def test_a_cancelled_blocking_run_keeps_its_slot_until_its_thread_returns() -> None:
     bench = Bench(max_concurrency=1)
-    gate = Gate()
-    first = bench.launch(gate.wait, blocking=True, arguments="first")
-    await gate.until_arrived(1)
+    latch = Latch()
+    first = bench.launch(latch.wait, blocking=True, arguments="first")
+    await latch.until_arrived(1)
     assert first.state == "running"
     second = bench.launch(taking(0), arguments="second")
     bench.cache.drop(first)
@@ -536,7 +536,7 @@ async def test_a_cancelled_blocking_run_keeps_its_slot_until_its_thread_returns(
         await asyncio.sleep(0)
     assert bench.ends.outcomes == ["cancelled"]
     assert second.state == "queued"
-    gate.open()
+    latch.open()
     await asyncio.wait_for(second.join(), 10)
     assert second.outcome == "succeeded"
     assert bench.cache.num_live == 0
@@ -547,16 +547,16 @@ async def test_a_blocking_run_that_waits_for_a_worker_has_not_begun_and_is_dropp
     """The workers are shared by all loops, so a free slot of this loop is not yet a thread."""
     workers = WorkerThreads(1, "shared")
     bench = Bench(workers=workers)
-    gate = Gate()
-    elsewhere = workers.submit(gate.wait)
-    gate.wait_until_arrived(1)
+    latch = Latch()
+    elsewhere = workers.submit(latch.wait)
+    latch.wait_until_arrived(1)
     ran: list[str] = []
     run = bench.launch(lambda: ran.append("speculative"), blocking=True, timeout_s=60)
     for _ in range(10):
         await asyncio.sleep(0)
     assert run.state == "queued"
     bench.cache.drop(run)
-    gate.open()
+    latch.open()
     elsewhere.result(10)  # the worker is free before the loop has come to the cancellation
     last = bench.launch(lambda: ran.append("last"), blocking=True, arguments="last")
     await asyncio.wait_for(last.join(), 10)
@@ -566,16 +566,16 @@ async def test_a_blocking_run_that_waits_for_a_worker_has_not_begun_and_is_dropp
 
 async def test_the_time_limit_of_a_blocking_run_applies_until_it_is_joined() -> None:
     bench = Bench()
-    gate = Gate()
-    lonely = bench.launch(gate.wait, blocking=True, timeout_s=0.01, arguments="lonely")
+    latch = Latch()
+    lonely = bench.launch(latch.wait, blocking=True, timeout_s=0.01, arguments="lonely")
     await asyncio.wait([lonely.task], timeout=10)
     assert lonely.outcome == "timed_out"
-    joined = bench.launch(gate.wait, blocking=True, timeout_s=0.2, arguments="joined")
-    await gate.until_arrived(2)
+    joined = bench.launch(latch.wait, blocking=True, timeout_s=0.2, arguments="joined")
+    await latch.until_arrived(2)
     joiner = asyncio.create_task(joined.join())
     await asyncio.sleep(0.3)
     assert joined.state == "running"
-    gate.open()
+    latch.open()
     await joiner
     assert joined.outcome == "succeeded"
     bench.workers.close()
@@ -583,12 +583,12 @@ async def test_the_time_limit_of_a_blocking_run_applies_until_it_is_joined() -> 
 
 async def test_a_blocking_run_that_is_joined_as_it_begins_has_no_time_limit() -> None:
     bench = Bench()
-    gate = Gate()
-    run = bench.launch(gate.wait, blocking=True, timeout_s=0.02)
+    latch = Latch()
+    run = bench.launch(latch.wait, blocking=True, timeout_s=0.02)
     await asyncio.sleep(0)
-    gate.wait_until_arrived(1)  # it has begun, and the loop, which is held up here, has not heard of it
+    latch.wait_until_arrived(1)  # it has begun, and the loop, which is held up here, has not heard of it
     assert run.state == "running"
-    opener = threading.Timer(0.1, gate.open)
+    opener = threading.Timer(0.1, latch.open)
     opener.start()
     await run.join()
     assert run.outcome == "succeeded"
@@ -629,27 +629,27 @@ async def test_where_no_thread_can_be_started_the_run_fails_and_frees_its_slot(
 
 
 def test_a_thread_that_outlives_its_loop_harms_nothing() -> None:
-    gate = Gate()
+    latch = Latch()
     workers = WorkerThreads(2, "outlive")
 
     async def main() -> Run:
         bench = Bench(workers=workers)
-        run = bench.launch(gate.wait, blocking=True)
-        await gate.until_arrived(1)
+        run = bench.launch(latch.wait, blocking=True)
+        await latch.until_arrived(1)
         return run
 
     run = asyncio.run(main())
     assert run.outcome == "cancelled"
-    gate.open()
+    latch.open()
     assert workers.submit(lambda: "alive").result(10) == "alive"
     workers.close()
 
 
 def test_a_blocking_run_whose_loop_has_closed_in_the_queue_never_begins() -> None:
-    gate = Gate()
+    latch = Latch()
     workers = WorkerThreads(1, "closed")
-    held = workers.submit(gate.wait)
-    gate.wait_until_arrived(1)
+    held = workers.submit(latch.wait)
+    latch.wait_until_arrived(1)
     ran: list[str] = []
 
     async def main() -> None:
@@ -657,7 +657,7 @@ def test_a_blocking_run_whose_loop_has_closed_in_the_queue_never_begins() -> Non
         await asyncio.sleep(0.001)
 
     asyncio.run(main())
-    gate.open()
+    latch.open()
     held.result(10)
     workers.submit(lambda: ran.append("next")).result(10)
     assert ran == ["next"]

@@ -23,7 +23,7 @@ from spectool_core.events import Event
 from spectool_core.runs import RunContext
 from spectool_core.speculation import Speculation
 from spectool_core.statistics import SpeculationStatistics, ToolStatistics
-from spectool_core.testing import FakeTool, Gate, LeakCheck
+from spectool_core.testing import FakeTool, Latch, LeakCheck
 from spectool_core.turn import Claimed
 from tests.core.fakes import (
     FakeToolbox,
@@ -263,15 +263,15 @@ def test_fifty_event_loops_leave_no_cache_no_task_and_no_thread_behind() -> None
 
 
 def test_close_ends_the_threads_and_cancels_what_runs_on_the_background_loop() -> None:
-    tool, gate = FakeTool("search", latency_s=3600), Gate()
-    blocked = FakeTool("blocked", gate=gate)
+    tool, latch = FakeTool("search", latency_s=3600), Latch()
+    blocked = FakeTool("blocked", latch=latch)
     toolbox = toolbox_of(tool)
     toolbox.add(blocked, blocking=True)
     with LeakCheck():
         speculation = Speculation([Predicts(call(), call("blocked"), delay_s=0)])
         start(speculation, toolbox, background=True)
         tool.wait_until(lambda counts: counts.num_started == 1)
-        gate.wait_until_arrived(1)
+        latch.wait_until_arrived(1)
         names = {thread.name for thread in threading.enumerate()}
         assert {"spectool-loop", "spectool-worker"} <= names
         started_s = time.monotonic()
@@ -279,7 +279,7 @@ def test_close_ends_the_threads_and_cancels_what_runs_on_the_background_loop() -
         assert time.monotonic() - started_s < 5
         assert tool.statistics().num_cancelled == 1
         assert "spectool-loop" not in {thread.name for thread in threading.enumerate()}
-        gate.open()
+        latch.open()
 
 
 @pytest.mark.parametrize("blocking", [False, True])
@@ -425,7 +425,7 @@ PREAMBLE = """
 import asyncio, sys, threading, time
 from spectool_core.annotation import ToolPolicy
 from spectool_core.speculation import Speculation
-from spectool_core.testing import FakeTool, Gate
+from spectool_core.testing import FakeTool, Latch
 from tests.core.fakes import Predicts, call, start, toolbox_of
 hang = FakeTool("hang", latency_s=3600)
 quick = FakeTool("quick")

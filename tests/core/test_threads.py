@@ -11,7 +11,7 @@ from concurrent.futures import wait as wait_all
 import pytest
 
 from spectool_core.loops import run_on, running_loop
-from spectool_core.testing import Gate, LeakCheck
+from spectool_core.testing import Latch, LeakCheck
 from spectool_core.threads import EventLoopThread, WorkerThreads
 
 
@@ -39,7 +39,7 @@ def test_as_many_jobs_run_at_once_as_there_may_be_workers(num_jobs: int) -> None
     with LeakCheck():
         workers = WorkerThreads(4, "once")
         for _ in range(100):
-            together = Gate(num_jobs)  # opens when all are there at once
+            together = Latch(num_jobs)  # opens when all are there at once
             jobs = [workers.submit(together.wait) for _ in range(num_jobs)]
             assert not wait_all(jobs, timeout=10).not_done
             assert len(workers_of("once")) <= 4
@@ -48,14 +48,14 @@ def test_as_many_jobs_run_at_once_as_there_may_be_workers(num_jobs: int) -> None
 
 def test_more_jobs_than_workers_wait_their_turn() -> None:
     workers = WorkerThreads(2, "queue")
-    gate = Gate()
+    latch = Latch()
     order: list[int] = []
-    held = [workers.submit(gate.wait) for _ in range(2)]
-    gate.wait_until_arrived(2)
+    held = [workers.submit(latch.wait) for _ in range(2)]
+    latch.wait_until_arrived(2)
     queued = [workers.submit(lambda number=number: order.append(number)) for number in range(5)]  # type: ignore[misc]
     assert len(workers_of("queue")) == 2
     assert not any(job.running() or job.done() for job in queued)
-    gate.open()
+    latch.open()
     assert not wait_all(held + queued, timeout=10).not_done
     assert sorted(order) == list(range(5))
     workers.close()
@@ -63,15 +63,15 @@ def test_more_jobs_than_workers_wait_their_turn() -> None:
 
 def test_a_job_that_is_cancelled_in_the_queue_never_runs() -> None:
     workers = WorkerThreads(1, "cancel")
-    gate = Gate()
+    latch = Latch()
     ran: list[str] = []
-    held = workers.submit(gate.wait)
-    gate.wait_until_arrived(1)
+    held = workers.submit(latch.wait)
+    latch.wait_until_arrived(1)
     assert not held.cancel()
     cancelled = workers.submit(lambda: ran.append("cancelled"))
     assert cancelled.cancel()
     last = workers.submit(lambda: ran.append("last"))
-    gate.open()
+    latch.open()
     last.result(10)
     assert ran == ["last"]
     workers.close()
@@ -103,14 +103,14 @@ async def test_a_job_that_raises_stop_iteration_keeps_nobody_waiting() -> None:
 def test_closed_workers_finish_their_work_and_end() -> None:
     with LeakCheck():
         workers = WorkerThreads(2, "close")
-        gate = Gate()
-        held = [workers.submit(gate.wait) for _ in range(2)]
+        latch = Latch()
+        held = [workers.submit(latch.wait) for _ in range(2)]
         queued = workers.submit(lambda: "done")
-        gate.wait_until_arrived(2)
+        latch.wait_until_arrived(2)
         started_s = time.monotonic()
         workers.close()
         assert time.monotonic() - started_s < 1
-        gate.open()
+        latch.open()
         assert queued.result(10) == "done"
         assert not wait_all(held, timeout=10).not_done
 
@@ -152,13 +152,13 @@ def test_where_no_thread_can_be_started_the_first_job_is_refused_and_a_later_one
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start"):
             workers.submit(lambda: ran.append("refused"))
-    gate = Gate()
-    held = workers.submit(gate.wait)
-    gate.wait_until_arrived(1)
+    latch = Latch()
+    held = workers.submit(latch.wait)
+    latch.wait_until_arrived(1)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         later = workers.submit(lambda: ran.append("later"))
-    gate.open()
+    latch.open()
     later.result(10)
     held.result(10)
     assert ran == ["later"]

@@ -12,7 +12,7 @@ import pytest
 from spectool_core.events import (
     TurnSettled,
 )
-from spectool_core.testing import FakeTool, Gate, LeakCheck
+from spectool_core.testing import FakeTool, Latch, LeakCheck
 from spectool_core.threads import EventLoopThread
 from spectool_core.turn import Claimed, Turn
 from tests.core.fakes import (
@@ -49,17 +49,17 @@ def in_thread(function: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_sync_run_hits_and_joins_on_the_background_loop(blocking: bool) -> None:
     with LeakCheck():
-        gate = Gate()
-        tool = FakeTool("search", result=lambda arguments: arguments["query"] * 2, gate=gate)
+        latch = Latch()
+        tool = FakeTool("search", result=lambda arguments: arguments["query"] * 2, latch=latch)
         speculation = speculation_of(call(), call(query="y"), delay_s=0)
         turn = start(speculation, toolbox_of(tool, blocking=blocking), background=True)
-        gate.wait_until_arrived(2)
+        latch.wait_until_arrived(2)
         turn.answer([call(), call(query="y"), call(query="z")])
         joined: list[Claimed] = []
         joiner = threading.Thread(target=lambda: joined.append(turn.claim_blocking(call())), daemon=True)
         joiner.start()
         until_claiming(turn)
-        gate.open()
+        latch.open()
         joiner.join(10)
         assert joined == [Claimed("join", "xx")]
         assert turn.claim_blocking(call(query="y")).result == "yy"
@@ -69,18 +69,18 @@ def test_a_sync_run_hits_and_joins_on_the_background_loop(blocking: bool) -> Non
 
 
 def test_many_threads_claim_at_once_and_one_run_serves_them_all() -> None:
-    gate = Gate()
-    tool = FakeTool("search", gate=gate, result=lambda _: object())
+    latch = Latch()
+    tool = FakeTool("search", latch=latch, result=lambda _: object())
     speculation = speculation_of(call(), delay_s=0)
     turn = start(speculation, toolbox_of(tool), background=True)
-    gate.wait_until_arrived(1)
+    latch.wait_until_arrived(1)
     asked = [call(id=str(number)) for number in range(16)]
     turn.answer(asked)
     claims: list[Claimed] = []
     threads = [threading.Thread(target=lambda each=each: claims.append(turn.claim_blocking(each))) for each in asked]
     for thread in threads:
         thread.start()
-    gate.open()
+    latch.open()
     for thread in threads:
         thread.join(10)
     assert len(claims) == 16
@@ -92,12 +92,12 @@ def test_many_threads_claim_at_once_and_one_run_serves_them_all() -> None:
 
 def test_a_slow_wrong_guess_in_threads_delays_nothing_real() -> None:
     """Every worker and slot is held by a wrong guess; the model's call is a miss at once, and so is the next turn's."""
-    gate = Gate()
-    tool = FakeTool("search", gate=gate)
+    latch = Latch()
+    tool = FakeTool("search", latch=latch)
     speculation = speculation_of(call(query="wrong"), delay_s=0, max_concurrency=1)
     toolbox = toolbox_of(tool, blocking=True)
     turn = start(speculation, toolbox, background=True)
-    gate.wait_until_arrived(1)
+    latch.wait_until_arrived(1)
     turn.answer([call()])
     assert turn.claim_blocking(call()) == Claimed("miss")
     turn = start(speculation, toolbox, background=True)
@@ -110,20 +110,20 @@ def test_a_slow_wrong_guess_in_threads_delays_nothing_real() -> None:
         return await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 5)
 
     assert asyncio.run(default_executor_is_free()) == "free"
-    gate.open()
+    latch.open()
     speculation.close()
 
 
 async def test_a_claim_on_the_loops_own_thread_never_waits() -> None:
-    gate = Gate()
+    latch = Latch()
     hook = Recorder()
-    tool = FakeTool("search", gate=gate, result=lambda arguments: arguments["query"])
+    tool = FakeTool("search", latch=latch, result=lambda arguments: arguments["query"])
     speculation = speculation_of(call(), call(query="y"), delay_s=0, hooks=[hook])
     turn = start(speculation, toolbox_of(tool))
-    await gate.until_arrived(2)
+    await latch.until_arrived(2)
     turn.answer([call(), call(query="y"), call(query="z")])
     assert turn.claim_blocking(call()) == Claimed("miss")
-    gate.open()
+    latch.open()
     await tool.until(lambda statistics: statistics.num_finished == 1)
     await asyncio.sleep(0)
     assert turn.claim_blocking(call(query="y")) == Claimed("hit", "y")
@@ -134,17 +134,17 @@ async def test_a_claim_on_the_loops_own_thread_never_waits() -> None:
 
 
 async def test_a_claim_from_another_event_loop_is_served() -> None:
-    gate = Gate()
-    tool = FakeTool("search", gate=gate, result=lambda arguments: arguments["query"])
+    latch = Latch()
+    tool = FakeTool("search", latch=latch, result=lambda arguments: arguments["query"])
     speculation = speculation_of(call(), call(query="y"), delay_s=0)
     turn = start(speculation, toolbox_of(tool))
-    await gate.until_arrived(2)
+    await latch.until_arrived(2)
     turn.answer([call(), call(query="y"), call(query="z")])
 
     async def claim_all() -> list[Claimed]:
         joined = asyncio.create_task(turn.claim(call()))
         await asyncio.sleep(0)
-        gate.open()
+        latch.open()
         return [await joined, await turn.claim(call(query="y")), await turn.claim(call(query="z"))]
 
     claims = await asyncio.to_thread(asyncio.run, claim_all())
@@ -153,11 +153,11 @@ async def test_a_claim_from_another_event_loop_is_served() -> None:
 
 
 async def test_a_claim_that_is_cancelled_on_another_loop_cancels_the_run() -> None:
-    gate = Gate()
-    tool = FakeTool("search", gate=gate)
+    latch = Latch()
+    tool = FakeTool("search", latch=latch)
     speculation = speculation_of(call(), delay_s=0)
     turn = start(speculation, toolbox_of(tool))
-    await gate.until_arrived(1)
+    await latch.until_arrived(1)
     turn.answer([call()])
 
     async def claim_and_give_up() -> None:
@@ -187,11 +187,11 @@ def test_on_a_loop_that_has_closed_every_call_is_a_miss(how: str) -> None:
 @pytest.mark.parametrize("how", ["blocking", "async"])
 def test_a_loop_that_ends_during_a_claim_leaves_nobody_waiting(how: str) -> None:
     """`close()` of the library, or the end of an `asyncio.run` whose threads go on."""
-    gate = Gate()
-    tool = FakeTool("search", gate=gate)
+    latch = Latch()
+    tool = FakeTool("search", latch=latch)
     speculation = speculation_of(call(), delay_s=0)
     turn = start(speculation, toolbox_of(tool), background=True)
-    gate.wait_until_arrived(1)
+    latch.wait_until_arrived(1)
     turn.answer([call()])
     claims: list[object] = []
 
@@ -235,13 +235,13 @@ def test_a_loop_that_has_stopped_leaves_nobody_waiting(how: str, closed: bool, m
 
 def test_a_blocking_claim_outlasts_the_check_of_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spectool_core.loops._CHECK_S", 0.005)
-    gate = Gate()
-    tool = FakeTool("search", gate=gate, result=lambda _: "slow")
+    latch = Latch()
+    tool = FakeTool("search", latch=latch, result=lambda _: "slow")
     speculation = speculation_of(call(), delay_s=0)
     turn = start(speculation, toolbox_of(tool), background=True)
-    gate.wait_until_arrived(1)
+    latch.wait_until_arrived(1)
     turn.answer([call(id="a"), call(id="b")])
-    opener = threading.Timer(0.05, gate.open)
+    opener = threading.Timer(0.05, latch.open)
     opener.start()
     assert turn.claim_blocking(call(id="a")) == Claimed("join", "slow")
     assert in_thread(lambda: asyncio.run(turn.claim(call(id="b")))).result == "slow"
@@ -251,11 +251,11 @@ def test_a_blocking_claim_outlasts_the_check_of_its_loop(monkeypatch: pytest.Mon
 def test_a_keyboard_interrupt_in_a_blocking_claim_gets_through_and_frees_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gate = Gate()
-    tool = FakeTool("search", gate=gate)
+    latch = Latch()
+    tool = FakeTool("search", latch=latch)
     speculation = speculation_of(call(), delay_s=0)
     turn = start(speculation, toolbox_of(tool), background=True)
-    gate.wait_until_arrived(1)
+    latch.wait_until_arrived(1)
     turn.answer([call()])
     submit = asyncio.run_coroutine_threadsafe
 

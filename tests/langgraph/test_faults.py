@@ -26,9 +26,9 @@ from spectool_core.testing import (
     EmptyChoices,
     FakeTool,
     Fault,
-    Gate,
     Hang,
     HttpError,
+    Latch,
     LeakCheck,
     ModelServer,
     ScriptedCall,
@@ -171,9 +171,9 @@ def test_a_right_guess_is_served_over_http() -> None:
 
 
 def test_the_main_models_cancellation_cancels_speculators_and_runs() -> None:
-    hold = Gate()
+    hold = Latch()
     models = {
-        "main": ScriptedModel([Answer(tool_calls=[CALL], gate=hold), Answer("")]),
+        "main": ScriptedModel([Answer(tool_calls=[CALL], latch=hold), Answer("")]),
         "small": ScriptedModel(TURNS, generation_s=0.01),
         "slow": ScriptedModel(TURNS, generation_s=30.0),
     }
@@ -206,8 +206,8 @@ def test_the_main_models_cancellation_cancels_speculators_and_runs() -> None:
 
 
 def test_a_hanging_early_run_is_cancelled_after_timeout_s() -> None:
-    hold = Gate()
-    models = {"main": ScriptedModel([Answer(tool_calls=[CALL], gate=hold), Answer("High at noon.")])}
+    hold = Latch()
+    models = {"main": ScriptedModel([Answer(tool_calls=[CALL], latch=hold), Answer("High at noon.")])}
     latencies = iter([30.0, 0.0])
     fake = FakeTool("search", latency_s=lambda _arguments: next(latencies), result="12:04")
     guessing = GuessingSpeculator([Guess((ToolCall("search", {"query": "tides"}),), after_s=0)])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +13,11 @@ from langchain_core.messages import HumanMessage
 from langchain_core.tools import BaseTool
 from langchain_core.tracers.context import _configure_hooks
 
-from spectool_core import Speculation, speculatable
+from spectool_core import speculatable
 from spectool_core.testing import run_virtual
 from spectool_langgraph import _callback
 from tests.langgraph.agents import QUESTION, Seen, ToolLog, build, in_order, make_tools, outcomes, predicting, run
-from tests.langgraph.scripted import Call, Guess, GuessingSpeculator, Reply, ScriptedChatModel, StreamingChatModel
+from tests.langgraph.scripted import Call, Reply, ScriptedChatModel, StreamingChatModel
 
 LOOK = Reply(calls=(Call("lookup", {"q": "a"}, "call_0"),))
 DONE = Reply(text="done")
@@ -141,69 +139,6 @@ def test_a_stock_run_is_the_same_with_and_without_the_hook(
     plain = play()
     assert hooked.stream == plain.stream
     assert in_order(hooked.callbacks) == in_order(plain.callbacks)
-
-
-@pytest.mark.parametrize("model_class", [ScriptedChatModel, StreamingChatModel])
-def test_time_that_the_hook_adds_to_a_stock_model_call(
-    model_class: type[ScriptedChatModel], without_hook: Callable[[], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Prints milliseconds for each model call, medians of pairs taken in turn."""
-    tools = make_tools(ToolLog(lambda *_: 0.0))
-    replies = [Reply(calls=(Call("lookup", {"q": "a"}, "1"),), generation_s=0.0)] * 8
-    replies.append(Reply(text="done", generation_s=0.0))
-    build(replies, tools, predicting(replies)).compile()
-    graph = build(replies, tools, None, model_class=model_class).compile()
-    hooks = list(_configure_hooks)
-
-    async def one_run() -> float:
-        started_s = time.perf_counter()
-        await graph.ainvoke(QUESTION)
-        return (time.perf_counter() - started_s) / len(replies) * 1000
-
-    async def main() -> list[tuple[float, float]]:
-        pairs = []
-        for _ in range(12):
-            hooked_ms = await one_run()
-            _configure_hooks[:] = [hook for hook in hooks if hook[0].name != "spectool_callback"]
-            plain_ms = await one_run()
-            _configure_hooks[:] = hooks
-            pairs.append((hooked_ms, plain_ms))
-        return pairs
-
-    pairs = asyncio.run(main())
-    added_ms = statistics.median(hooked - plain for hooked, plain in pairs)
-    whole_ms = statistics.median(plain for _, plain in pairs)
-    with capsys.disabled():
-        print(f"\n{model_class.__name__}: the hook adds {added_ms:.3f} ms to a stock turn of {whole_ms:.2f} ms")
-
-
-def test_time_that_an_open_turn_adds(capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints the cost on the caller's side of starting and answering a turn, and of a hit."""
-    log = ToolLog(lambda *_: 0.0)
-    tools = make_tools(log)
-    replies = [Reply(calls=(Call("lookup", {"q": f"{n}"}, "1"),), generation_s=0.0) for n in range(8)]
-    replies.append(Reply(text="done", generation_s=0.0))
-    modes: dict[str, Speculation | None] = {
-        "stock": None,
-        "off": predicting(replies, mode="off"),
-        "no speculator": Speculation(),
-        "right": predicting(replies, after_s=0.0),
-        "wrong": Speculation([GuessingSpeculator([Guess(after_s=0.0)] * 9)]),
-    }
-    graphs = {name: build(replies, tools, each).compile() for name, each in modes.items()}
-
-    async def main() -> dict[str, float]:
-        times: dict[str, list[float]] = {name: [] for name in graphs}
-        for _ in range(8):
-            for name, graph in graphs.items():
-                started_s = time.perf_counter()
-                await graph.ainvoke(QUESTION)
-                times[name].append((time.perf_counter() - started_s) / len(replies) * 1000)
-        return {name: statistics.median(each) for name, each in times.items()}
-
-    medians = asyncio.run(main())
-    with capsys.disabled():
-        print("\nms for each turn: " + ", ".join(f"{name} {each:.2f}" for name, each in medians.items()))
 
 
 def test_no_model_call_leaves_anything_with_the_hook() -> None:

@@ -1,4 +1,4 @@
-"""Sync graphs: early runs on the library's own threads while the model generates, ordered by gates, without sleeps."""
+"""Sync graphs: early runs on the library's own threads while the model generates, ordered by latches, no sleeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from langgraph.types import Command, interrupt
 
 from spectool_core import Speculation, speculatable
 from spectool_core.calls import ToolCall
-from spectool_core.testing import FakeTool, Gate, LeakCheck
+from spectool_core.testing import FakeTool, Latch, LeakCheck
 from tests.langgraph.agents import (
     QUESTION,
     STREAM_MODES,
@@ -115,20 +115,20 @@ def test_a_hit(closed_after: Closing) -> None:
 
 def test_a_join(closed_after: Closing) -> None:
     """The model answers while the tool runs; the tool goes on only once its call waits for it."""
-    fake = FakeTool("lookup", gate=Gate())
-    gate = fake._gate
-    assert gate is not None
+    fake = FakeTool("lookup", latch=Latch())
+    latch = fake._latch
+    assert latch is not None
     speculation = closed_after(predicting(REPLIES, after_s=0.0))
 
     def wrap(request: Any, execute: Any) -> Any:
-        opener = threading.Timer(0.05, gate.open)
+        opener = threading.Timer(0.05, latch.open)
         opener.start()
         try:
             return execute(request)
         finally:
             opener.join()
 
-    started = first_turn(lambda: gate.wait_until_arrived(1))
+    started = first_turn(lambda: latch.wait_until_arrived(1))
     graph = agent(fake, speculation, before_answer=started, wrap_tool_call=wrap).compile()
     graph.invoke(QUESTION)
     assert outcomes(speculation) == (0, 1, 0)
@@ -136,16 +136,16 @@ def test_a_join(closed_after: Closing) -> None:
 
 
 def test_a_miss_while_a_wrong_run_hangs_on_a_library_thread(closed_after: Closing) -> None:
-    gate = Gate()
-    fake = FakeTool("lookup", gate=gate)
+    latch = Latch()
+    fake = FakeTool("lookup", latch=latch)
     wrong = GuessingSpeculator([Guess((ToolCall("lookup", {"query": "wrong"}),), 0.0)])
     speculation = closed_after(Speculation([wrong]))
 
     def wrap(request: Any, execute: Any) -> Any:
-        gate.open()
+        latch.open()
         return execute(request)
 
-    started = first_turn(lambda: gate.wait_until_arrived(1))
+    started = first_turn(lambda: latch.wait_until_arrived(1))
     stock = result_of(agent(FakeTool("lookup"), None).compile())
     assert result_of(agent(fake, speculation, before_answer=started, wrap_tool_call=wrap).compile()) == stock
     assert outcomes(speculation) == (0, 0, 1)
@@ -155,20 +155,20 @@ def test_a_miss_while_a_wrong_run_hangs_on_a_library_thread(closed_after: Closin
 
 def test_a_hung_early_run_does_not_hold_up_the_real_call(closed_after: Closing) -> None:
     """It is for other arguments; the run ends while it still hangs."""
-    gate = Gate()
+    latch = Latch()
 
     def hang_if_wrong(arguments: Any) -> str:
         if arguments["query"] == "wrong":
-            gate.wait()
+            latch.wait()
         return "ok"
 
     fake = FakeTool("lookup", result=hang_if_wrong)
     wrong = GuessingSpeculator([Guess((ToolCall("lookup", {"query": "wrong"}),), 0.0)])
     speculation = closed_after(Speculation([wrong]))
-    started = first_turn(lambda: gate.wait_until_arrived(1))
+    started = first_turn(lambda: latch.wait_until_arrived(1))
     agent(fake, speculation, before_answer=started).compile().invoke(QUESTION)
     assert fake.statistics().num_running == 1
-    gate.open()
+    latch.open()
     fake.wait_until(lambda counts: counts.num_running == 0)
 
 
@@ -183,19 +183,19 @@ def test_a_speculator_that_never_ends_is_cancelled(closed_after: Closing) -> Non
 
 @pytest.mark.parametrize("error", [ConnectionError("down"), KeyboardInterrupt()], ids=repr)
 def test_the_model_fails_while_a_tool_runs(error: BaseException, closed_after: Closing) -> None:
-    gate = Gate()
-    fake = FakeTool("lookup", gate=gate)
+    latch = Latch()
+    fake = FakeTool("lookup", latch=latch)
     speculation = closed_after(predicting(REPLIES, after_s=0.0))
 
     def fail() -> None:
-        gate.wait_until_arrived(1)
+        latch.wait_until_arrived(1)
         raise error
 
     graph = agent(fake, speculation, before_answer=first_turn(fail)).compile()
     with pytest.raises(type(error)):
         graph.invoke(QUESTION)
     wait_for(lambda: speculation.statistics().num_settled_turns == 1)
-    gate.open()
+    latch.open()
     fake.wait_until(lambda counts: counts.num_running == 0)
     # The next run is as good as ever.
     agent(fake, speculation, before_answer=early_run_of(speculation)).compile().invoke(QUESTION)

@@ -34,9 +34,9 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("model", ""),
         ("model", " "),
         ("model", None),
-        ("samples", 0),
-        ("samples", True),
-        ("samples", 1.5),
+        ("num_samples", 0),
+        ("num_samples", True),
+        ("num_samples", 1.5),
         ("streaming", "yes"),
         ("streaming", 1),
         ("streaming", None),
@@ -181,8 +181,8 @@ def test_it_is_a_speculator_with_a_name() -> None:
 
 
 def test_its_repr_shows_no_key() -> None:
-    speculator = ModelSpeculator("m", api_key="secret-key", base_url="http://localhost/v1", samples=3)
-    assert repr(speculator) == "ModelSpeculator('m', url='http://localhost/v1/chat/completions', samples=3)"
+    speculator = ModelSpeculator("m", api_key="secret-key", base_url="http://localhost/v1", num_samples=3)
+    assert repr(speculator) == "ModelSpeculator('m', url='http://localhost/v1/chat/completions', num_samples=3)"
     assert "secret-key" not in repr(vars(speculator))
 
 

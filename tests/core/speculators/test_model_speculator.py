@@ -23,9 +23,9 @@ from spectool_core.testing import (
     DroppedConnection,
     EmptyChoices,
     Fault,
-    Gate,
     Hang,
     HttpError,
+    Latch,
     LeakCheck,
     ModelServer,
     Quirks,
@@ -208,7 +208,7 @@ def by_choice(request: ChatRequest) -> Answer:
 async def test_samples_are_one_request_and_equal_calls_come_once(streaming: bool) -> None:
     async with (
         ModelServer({"s": by_choice}) as server,
-        speculator_at(server.base_url, streaming=streaming, samples=3) as speculator,
+        speculator_at(server.base_url, streaming=streaming, num_samples=3) as speculator,
     ):
         calls = await predicted(speculator)
     assert of(calls) == [("search", {"query": "tides", "limit": 1}), ("search", {"query": "moon", "limit": 1})]
@@ -223,7 +223,7 @@ async def test_where_n_is_refused_several_requests_are_sent_from_then_on(streami
 
     async with (
         ModelServer({"s": script}) as server,
-        speculator_at(server.base_url, streaming=streaming, samples=3) as speculator,
+        speculator_at(server.base_url, streaming=streaming, num_samples=3) as speculator,
     ):
         assert await predicted(speculator) == []
         assert len(await predicted(speculator)) == 2
@@ -241,7 +241,7 @@ async def test_where_n_is_ignored_several_requests_are_sent_from_then_on(streami
 
     async with (
         CannedServer(answers) as server,
-        speculator_at(server.base_url, streaming=streaming, samples=2) as speculator,
+        speculator_at(server.base_url, streaming=streaming, num_samples=2) as speculator,
     ):
         assert [len(await predicted(speculator)) for _ in range(2)] == [1, 1]
     assert [body.get("n") for body in server.bodies] == [2, None, None]
@@ -249,7 +249,10 @@ async def test_where_n_is_ignored_several_requests_are_sent_from_then_on(streami
 
 async def test_a_refusal_of_something_else_keeps_n() -> None:
     refusal = http({"error": {"message": "too long", "param": "messages"}}, status=400)
-    async with CannedServer(lambda _body: refusal) as server, speculator_at(server.base_url, samples=2) as speculator:
+    async with (
+        CannedServer(lambda _body: refusal) as server,
+        speculator_at(server.base_url, num_samples=2) as speculator,
+    ):
         assert [await predicted(speculator) for _ in range(2)] == [[], []]
     assert [body.get("n") for body in server.bodies] == [2, 2]
 
@@ -265,18 +268,18 @@ async def test_where_stream_options_are_refused_they_are_left_out_from_then_on()
 
 
 async def test_samples_in_several_requests_come_in_order_of_arrival_and_end_together() -> None:
-    first, second = Gate(), Gate()
-    gates = iter([first, second])
+    first, second = Latch(), Latch()
+    latches = iter([first, second])
     lock = threading.Lock()
 
     def script(request: ChatRequest) -> Answer:
         if request.n > 1:
             return Answer(fault=HttpError(400))
         with lock:
-            gate = next(gates)
-        return Answer(tool_calls=[ScriptedCall("search", {"query": "1" if gate is first else "2"})], gate=gate)
+            latch = next(latches)
+        return Answer(tool_calls=[ScriptedCall("search", {"query": "1" if latch is first else "2"})], latch=latch)
 
-    async with ModelServer({"s": script}) as server, speculator_at(server.base_url, samples=2) as speculator:
+    async with ModelServer({"s": script}) as server, speculator_at(server.base_url, num_samples=2) as speculator:
         await predicted(speculator)
         async with aclosing(speculator.predict(PROMPT, TOOLS)) as predictions:
             waiting = asyncio.ensure_future(anext(predictions))
@@ -513,9 +516,9 @@ async def test_connections_are_used_again(streaming: bool) -> None:
 
 
 async def test_many_turns_at_once_do_not_queue() -> None:
-    gate = Gate(num_parties=150)
+    latch = Latch(num_parties=150)
     async with (
-        ModelServer({"s": Answer(tool_calls=[SEARCH], gate=gate)}) as server,
+        ModelServer({"s": Answer(tool_calls=[SEARCH], latch=latch)}) as server,
         speculator_at(server.base_url) as speculator,
     ):
         found = await asyncio.gather(*(predicted(speculator) for _ in range(150)))
@@ -542,9 +545,9 @@ def test_fifty_event_loops_leave_no_socket() -> None:
 
 
 def test_one_speculator_serves_many_threads_at_once() -> None:
-    gate = Gate(num_parties=8)
+    latch = Latch(num_parties=8)
     found: list[int] = []
-    answer = Answer(tool_calls=[SEARCH], gate=gate)
+    answer = Answer(tool_calls=[SEARCH], latch=latch)
     with ModelServer({"s": answer}) as server, LeakCheck():
         speculator = ModelSpeculator("s", base_url=server.base_url, api_key="k")
 

@@ -1,4 +1,4 @@
-"""Fake tools: what they count, how they look to a framework, and how gates order them."""
+"""Fake tools: what they count, how they look to a framework, and how latches order them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spectool_core.errors import ConfigurationError
-from spectool_core.testing import FakeTool, FakeToolStatistics, Gate, run_virtual
+from spectool_core.testing import FakeTool, FakeToolStatistics, Latch, run_virtual
 
 
 def test_coroutine_takes_its_latency_exactly():
@@ -68,49 +68,49 @@ def test_tool_looks_like_a_function_of_its_parameters(kind):
     assert tool.statistics().num_started == 0
 
 
-def test_gate_with_parties_proves_that_threads_run_at_once():
-    tool = FakeTool("search", gate=Gate(num_parties=3))
+def test_latch_with_parties_proves_that_threads_run_at_once():
+    tool = FakeTool("search", latch=Latch(num_parties=3))
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(tool.function, "abc")) == ["ok"] * 3
     assert tool.statistics().max_concurrent == 3
 
 
-def test_gate_orders_a_sync_tool_without_wall_time():
-    gate = Gate()
-    tool = FakeTool("search", gate=gate)
+def test_latch_orders_a_sync_tool_without_wall_time():
+    latch = Latch()
+    tool = FakeTool("search", latch=latch)
     thread = threading.Thread(target=tool.function, args=("q",))
     thread.start()
     tool.wait_until(lambda counts: counts.num_running == 1)
-    gate.open()
+    latch.open()
     thread.join()
     assert tool.statistics().num_finished == 1
 
 
-async def test_gate_orders_an_async_tool_and_is_opened_from_another_thread():
-    gate = Gate()
-    tool = FakeTool("search", gate=gate)
+async def test_latch_orders_an_async_tool_and_is_opened_from_another_thread():
+    latch = Latch()
+    tool = FakeTool("search", latch=latch)
     running = asyncio.create_task(tool.coroutine("q"))
     await tool.until(lambda counts: counts.num_running == 1)
-    threading.Thread(target=gate.open).start()
+    threading.Thread(target=latch.open).start()
     assert await running == "ok"
 
 
-async def test_closed_gate_holds_the_next():
-    gate = Gate(timeout_s=0.001)
-    gate.open()
-    await gate.pass_through()
-    gate.close()
+async def test_closed_latch_holds_the_next():
+    latch = Latch(timeout_s=0.001)
+    latch.open()
+    await latch.pass_through()
+    latch.close()
     with pytest.raises(TimeoutError):
-        await gate.pass_through()
+        await latch.pass_through()
     with pytest.raises(TimeoutError):
-        gate.wait()
-    await gate.until_arrived(3)
-    gate.wait_until_arrived(3)
-    assert gate.statistics().num_arrived == 3
+        latch.wait()
+    await latch.until_arrived(3)
+    latch.wait_until_arrived(3)
+    assert latch.statistics().num_arrived == 3
 
 
 def test_bad_values_are_refused():
     with pytest.raises(ConfigurationError, match="latency_s=-1"):
         FakeTool("search", latency_s=-1)
     with pytest.raises(ConfigurationError, match="num_parties=0"):
-        Gate(num_parties=0)
+        Latch(num_parties=0)

@@ -14,9 +14,9 @@ from spectool_core.testing import (
     Answer,
     DroppedConnection,
     EmptyChoices,
-    Gate,
     Hang,
     HttpError,
+    Latch,
     ModelPlayback,
     ModelServer,
     ScriptedCall,
@@ -154,12 +154,12 @@ def test_answers_without_an_end_fail_quietly(fault):
     assert speculator.statistics().num_failed_requests == 1
 
 
-def test_gate_holds_a_prediction_and_starts_its_time():
-    gate = Gate(timeout_s=60)
-    speculator = ScriptedSpeculator(ScriptedModel(Answer(tool_calls=ONE.tool_calls, gate=gate), generation_s=0.4))
+def test_latch_holds_a_prediction_and_starts_its_time():
+    latch = Latch(timeout_s=60)
+    speculator = ScriptedSpeculator(ScriptedModel(Answer(tool_calls=ONE.tool_calls, latch=latch), generation_s=0.4))
 
     async def main() -> list[tuple[float, ToolCall]]:
-        asyncio.get_running_loop().call_later(2, gate.open)
+        asyncio.get_running_loop().call_later(2, latch.open)
         return await predicted(speculator)
 
     assert [at for at, _ in run_virtual(main)] == [2.4]

@@ -19,7 +19,7 @@ from spectool_core.errors import ConfigurationError
 from spectool_core.testing import (
     Answer,
     ChatRequest,
-    Gate,
+    Latch,
     LeakCheck,
     ModelServer,
     ModelStatistics,
@@ -196,22 +196,22 @@ async def test_completed_answer_is_counted_when_the_client_has_it():
     assert counts.models["small"] == ModelStatistics()
 
 
-async def test_concurrent_requests_are_counted_and_gates_hold_answers():
-    gate = Gate()
-    async with ModelServer({"main": Answer("ok", gate=gate)}) as server, client_of(server) as client:
+async def test_concurrent_requests_are_counted_and_latches_hold_answers():
+    latch = Latch()
+    async with ModelServer({"main": Answer("ok", latch=latch)}) as server, client_of(server) as client:
         asked = [asyncio.ensure_future(streamed(client)) for _ in range(8)]
-        await gate.until_arrived(8)
+        await latch.until_arrived(8)
         assert server.statistics().num_active_requests == 8
-        gate.open()
+        latch.open()
         await asyncio.gather(*asked)
         assert server.statistics().max_concurrent_requests == 8
 
 
-async def test_client_that_leaves_at_a_gate_is_noticed():
-    gate = Gate()
-    async with ModelServer({"main": Answer("ok", gate=gate)}) as server, client_of(server) as client:
+async def test_client_that_leaves_at_a_latch_is_noticed():
+    latch = Latch()
+    async with ModelServer({"main": Answer("ok", latch=latch)}) as server, client_of(server) as client:
         asking = asyncio.ensure_future(streamed(client))
-        await gate.until_arrived(1)
+        await latch.until_arrived(1)
         asking.cancel()
         await server.until(lambda statistics: statistics.num_cancelled_requests == 1)
 

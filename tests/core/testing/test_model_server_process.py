@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from spectool_core.errors import ConfigurationError
-from spectool_core.testing import Answer, Gate, LeakCheck, ModelServerProcess, ScriptedCall, ScriptedModel
+from spectool_core.testing import Answer, Latch, LeakCheck, ModelServerProcess, ScriptedCall, ScriptedModel
 
 QUESTION = [{"role": "user", "content": "which?"}]
 TURNS = [Answer(tool_calls=[ScriptedCall("search", {"query": "tides"})])]
@@ -26,7 +26,7 @@ def test_process_serves_counts_and_ends():
             server.statistics()
 
 
-@pytest.mark.parametrize("script", [lambda request: Answer(), Answer(gate=Gate())], ids=["lambda", "gate"])
+@pytest.mark.parametrize("script", [lambda request: Answer(), Answer(latch=Latch())], ids=["lambda", "latch"])
 def test_what_cannot_be_pickled_is_refused(script):
     with pytest.raises(ConfigurationError, match="can be pickled"):
         ModelServerProcess({"main": script})

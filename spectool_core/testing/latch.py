@@ -1,4 +1,4 @@
-"""A gate that a test opens: it puts events in order without any wait on the clock."""
+"""A latch that a test opens: it puts events in order without any wait on the clock."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 from spectool_core.errors import ConfigurationError
 from spectool_core.testing.tally import Tally
 
-__all__ = ["Gate", "GateStatistics"]
+__all__ = ["Latch", "LatchStatistics"]
 
 
 @dataclass(frozen=True, slots=True)
-class GateStatistics:
-    """Who has come to a gate so far."""
+class LatchStatistics:
+    """Who has come to a latch so far."""
 
     is_open: bool = False
     num_arrived: int = 0
 
 
-class Gate:
+class Latch:
     """Holds back a scripted answer or a fake tool until the test opens it, from any thread or event loop.
 
     Args:
-        num_parties: the gate opens by itself when so many have arrived, which proves that they ran at once;
+        num_parties: the latch opens by itself when so many have arrived, which proves that they ran at once;
             None leaves it to `open()`.
-        timeout_s: how long one waits at the gate before a TimeoutError; a bound for failing tests. On an event
+        timeout_s: how long one waits at the latch before a TimeoutError; a bound for failing tests. On an event
             loop it is measured by the loop's own clock.
 
     Raises:
@@ -36,7 +36,7 @@ class Gate:
             raise ConfigurationError("num_parties", num_parties, "None or an integer of at least 1")
         self._num_parties = num_parties
         self._timeout_s = timeout_s
-        self._tally = Tally(GateStatistics())
+        self._tally = Tally(LatchStatistics())
 
     def open(self) -> None:
         """Let through everyone who waits and everyone who comes later."""
@@ -47,32 +47,32 @@ class Gate:
         self._tally.update(lambda state: replace(state, is_open=False))
 
     def wait(self) -> None:
-        """Arrive and block until the gate is open."""
+        """Arrive and block until the latch is open."""
         self._tally.update(self._arrive)
         self._tally.wait_until(_is_open, self._timeout_s)
 
     async def pass_through(self) -> None:
-        """Arrive and await the gate's opening."""
+        """Arrive and await the latch's opening."""
         self._tally.update(self._arrive)
         await self._tally.until(_is_open, self._timeout_s)
 
     def wait_until_arrived(self, num_arrived: int, *, timeout_s: float = 10.0) -> None:
-        """Block until `num_arrived` have come to the gate, open or not."""
+        """Block until `num_arrived` have come to the latch, open or not."""
         self._tally.wait_until(lambda state: state.num_arrived >= num_arrived, timeout_s)
 
     async def until_arrived(self, num_arrived: int, *, timeout_s: float = 10.0) -> None:
-        """Await that `num_arrived` have come to the gate, open or not."""
+        """Await that `num_arrived` have come to the latch, open or not."""
         await self._tally.until(lambda state: state.num_arrived >= num_arrived, timeout_s)
 
-    def statistics(self) -> GateStatistics:
-        """Whether the gate is open and how many have come."""
+    def statistics(self) -> LatchStatistics:
+        """Whether the latch is open and how many have come."""
         return self._tally.value
 
-    def _arrive(self, state: GateStatistics) -> GateStatistics:
+    def _arrive(self, state: LatchStatistics) -> LatchStatistics:
         num_arrived = state.num_arrived + 1
         is_full = self._num_parties is not None and num_arrived >= self._num_parties
-        return GateStatistics(is_open=state.is_open or is_full, num_arrived=num_arrived)
+        return LatchStatistics(is_open=state.is_open or is_full, num_arrived=num_arrived)
 
 
-def _is_open(state: GateStatistics) -> bool:
+def _is_open(state: LatchStatistics) -> bool:
     return state.is_open
