@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib import import_module
 
 from spectool_core.errors import MissingExtraError
 
-for module in ("langchain", "langgraph"):
-    if find_spec(module) is None:
-        raise MissingExtraError(module, "langgraph")
+for module in ("langchain_core", "langchain", "langgraph"):
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(module, "langgraph") from error

@@ -375,3 +375,28 @@ def test_what_is_no_speculator(given: Any, monkeypatch: pytest.MonkeyPatch) -> N
 def test_speculators_are_given_as_a_list(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="speculators="):
         Speculation(given)
+
+
+def test_what_a_speculator_does_to_its_context_is_not_seen_by_early_runs() -> None:
+    tenant = contextvars.ContextVar("tenant", default="nobody")
+    seen: list[str] = []
+
+    @tool
+    @speculatable
+    async def whose() -> str:
+        """Say whose it is."""
+        seen.append(tenant.get())
+        return tenant.get()
+
+    class Meddles:
+        async def predict(self, prompt: Any, tools: Any) -> Any:
+            tenant.set("the speculator's")
+            yield ToolCall("whose", {})
+
+    async def main() -> Any:
+        tenant.set("acme's")
+        replies = [Reply((Call("whose", {}, "1"),)), Reply(text="done")]
+        return await run(build(replies, [whose], Speculation([Meddles()])).compile())
+
+    run_virtual(main)
+    assert seen == ["acme's"] * 2  # one of them after the answer that has no call, wasted

@@ -620,3 +620,15 @@ def test_a_process_exits_without_a_word_while_a_loop_still_runs() -> None:
         command = [sys.executable, "-X", "dev", "-W", "error", "-c", EXITING, server.base_url]
         exited = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (exited.stdout, exited.stderr, exited.returncode) == ("2\n", "", 0)
+
+
+async def test_a_reply_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = http(completion([call("f", '{"x": 1}')], padding="x" * 5000))
+    async with (
+        CannedServer(lambda _body: long) as server,
+        speculator_at(server.base_url, streaming=False) as speculator,
+    ):
+        assert of(await predicted(speculator)) == [("f", {"x": 1})]
+        monkeypatch.setattr("spectool_core.speculators._reception._MAX_BYTES", 1024)
+        assert await predicted(speculator) == []
+        assert speculator.statistics().num_failed_requests == 1
