@@ -27,7 +27,15 @@ def virtual_event_loop(*, start_s: float = 0.0) -> asyncio.AbstractEventLoop:
     except ImportError as error:
         raise MissingExtraError("looptime", "testing") from error
     # No empty cycles before time moves: looptime's default of 42 is for input from outside.
-    return looptime.new_event_loop(start=start_s, resolution=1e-9, noop_cycles=0)
+    loop: asyncio.AbstractEventLoop = looptime.new_event_loop(start=start_s, resolution=1e-9, noop_cycles=0)
+    join_threads = loop.shutdown_default_executor
+
+    async def shutdown_default_executor(timeout: float | None = None) -> None:  # noqa: ARG001 - asyncio's own name
+        # Without asyncio's time limit: on this clock it would be over before a thread has ended.
+        await join_threads()
+
+    loop.shutdown_default_executor = shutdown_default_executor  # type: ignore[method-assign]
+    return loop
 
 
 def run_virtual(main: Callable[[], Coroutine[Any, Any, T]], *, start_s: float = 0.0, limit_s: float = 1_000_000.0) -> T:
