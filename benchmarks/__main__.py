@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks import cpu, latency, micro
 
 if __name__ == "__main__":
-    micro.main()
-    cpu.main()
+    # The one with options first: `--help` ends it before anything is measured.
     latency.main()
+    cpu.main()
+    micro.main()

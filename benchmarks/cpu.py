@@ -86,7 +86,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
-    given = parser.parse_args()
+    given, _ = parser.parse_known_args()
     print(f"G = 0.3 s, g = 0.06 s, T = 0.1 s, acceptance rate 1, {NUM_TURNS} tool turns and a final one")
     for num_agents in (1, 32):
         asyncio.run(measure("tool node", with_tool_node, num_agents, given.repeats))

@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", type=int, choices=(1, 32), action="append", help="default: both")
     parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats of one agent; many agents run once")
-    given = parser.parse_args()
+    given, _ = parser.parse_known_args()
     print("Means over agents, medians over repeats; equation (2) with the hits that came true and the final turn.")
     print(HEADER)
     if 1 in (given.agents or (1, 32)):

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ from spectool_core.errors import ConfigurationError
 from spectool_core.events import Event, Hook, ToolObserved, announce
 from spectool_core.fences import Fences
 from spectool_core.gate import Gate
-from spectool_core.loops import run_on
-from spectool_core.runs import RunContext, Toolbox
+from spectool_core.loops import run_on, running_loop, wait_in_thread
+from spectool_core.runs import NotPrepared, RunContext, Toolbox
 from spectool_core.speculators.adopt import adopt
 from spectool_core.speculators.protocol import Speculator
 from spectool_core.statistics import Counters, SpeculationStatistics
@@ -104,6 +105,8 @@ class Speculation:
         with self._lock:
             if self._background is None or not self._background.is_alive:
                 self._background = EventLoopThread("spectool")
+                # For whoever drops a Speculation without closing it: the thread would live as long as the process.
+                weakref.finalize(self, self._background.stop).atexit = False
             return self._background
 
     def close(self) -> None:
@@ -172,19 +175,22 @@ class Speculation:
         self._announce(event)
 
     def scope_of(self, call: ToolCall, context: RunContext) -> Hashable:
-        """Who may share the result of `call`; nobody, where the user's `scope` raises."""
+        """Who may share the result of `call`; raises NotPrepared where the user's `scope` raises."""
         if self._scope is None:
             return _default_scope(context)
         try:
             scope: Hashable = self._scope(call, context)
             hash(scope)
-        except Exception:
-            _logger.exception("scope(%s) failed; its result is not shared", call.name)
-            return object()
+        except Exception as exc:
+            _logger.exception("scope(%s) failed; the call is not run early", call.name)
+            raise NotPrepared("scope_failed") from exc
         return scope
 
     def statistics(self) -> SpeculationStatistics:
-        """Counts so far."""
+        """Counts so far, with all that sync runs have done before this call."""
+        background = self._background
+        if background is not None and background.is_alive and running_loop() is not background.loop:
+            wait_in_thread(asyncio.sleep(0), background.loop, gone=None)
         return self._counters.snapshot()
 
     def _allows(self, call: ToolCall, context: RunContext) -> bool:

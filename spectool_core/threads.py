@@ -7,6 +7,7 @@ wrong guess would delay real calls.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -125,8 +126,13 @@ class EventLoopThread:
                 break
         await self.loop.shutdown_asyncgens()
 
+    def stop(self) -> None:
+        """Cancel what runs on the loop and close it, without waiting; once is enough."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
     def close(self) -> None:
         """Cancel what runs on the loop, close it and wait for its thread, but not for ever."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(2 * _MAX_CLOSE_S)

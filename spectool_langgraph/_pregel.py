@@ -53,7 +53,8 @@ class GraphRun:
     @property
     def configurable(self) -> Mapping[str, Any]:
         """What the user passed as `configurable`, without LangGraph's own keys."""
-        return {k: v for k, v in self.config.get("configurable", {}).items() if not k.startswith("__")}
+        given = self.config.get("configurable", {})
+        return {key: value for key, value in given.items() if not key.startswith(("__", "checkpoint_"))}
 
     def levels(self) -> Iterator[tuple[Mapping[str, Any], str | None]]:
         """For each graph from the innermost outwards: its nodes by name, and which of them this code is part of."""

@@ -104,6 +104,7 @@ class ModelSpeculator:
         self._refused: set[str] = set()
         self._pace = StreamingPace()
         self._paused_until_s = -math.inf
+        self._has_warned = False
         self._tally = Tally()
         self._sessions = SessionPerLoop(session_opener(self._endpoint, timeout_s))
 
@@ -169,13 +170,13 @@ class ModelSpeculator:
         except Exception as exc:
             # A prediction is not worth an error: whatever goes wrong on the way is a failed request.
             outcome = "failed"
-            _logger.debug("speculator %s: the request failed with %s", self.name, type(exc).__name__)
+            self._report(type(exc).__name__)
         finally:
             self._count(outcome, reception.reply if reception is not None else None)
 
     async def _heed_refusal(self, response: ClientResponse, options: frozenset[str]) -> None:
         """Learn from an HTTP error what not to ask, or when."""
-        _logger.debug("speculator %s: HTTP status %d", self.name, response.status)
+        self._report(f"HTTP status {response.status}")
         if response.status in (429, 503):
             pause_s = retry_after_s(response.headers)
             if pause_s is not None:
@@ -186,6 +187,12 @@ class ModelSpeculator:
             option = refused_option(await response.content.read(_MAX_ERROR_BYTES), options - {"stream"})
             if option is not None:
                 self._refused.add(option)
+
+    def _report(self, fault: str) -> None:
+        """Say once aloud that requests fail: a wrong name or address is else seen in nothing but the counts."""
+        level = logging.DEBUG if self._has_warned else logging.WARNING
+        self._has_warned = True
+        _logger.log(level, "speculator %s at %s: a request failed (%s)", self.name, self._endpoint.url, fault)
 
     def _learn(self, reception: Reception, options: frozenset[str], started_s: float) -> None:
         """Learn from a reply that came to its end what this endpoint does well."""

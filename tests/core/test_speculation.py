@@ -541,3 +541,24 @@ def test_a_forked_worker_process_gets_its_own_background_loop() -> None:
         """
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "end\n")
+
+
+def test_a_speculation_that_is_dropped_ends_its_background_loop() -> None:
+    speculation = Speculation()
+    background = speculation.background
+    del speculation
+    gc.collect()
+    background._thread.join(10)
+    assert not background.is_alive
+    assert background.loop.is_closed()
+
+
+def test_statistics_know_what_a_sync_run_has_done() -> None:
+    speculation = Speculation()
+    toolbox = toolbox_of(search(0))
+    for number in range(1, 50):
+        turn = start(speculation, toolbox, background=True)
+        turn.answer([])
+        statistics = speculation.statistics()
+        assert (statistics.num_answered_turns, statistics.num_settled_turns) == (number, number)
+    speculation.close()

@@ -632,3 +632,14 @@ async def test_a_reply_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr("spectool_core.speculators._reception._MAX_BYTES", 1024)
         assert await predicted(speculator) == []
         assert speculator.statistics().num_failed_requests == 1
+
+
+async def test_the_first_failed_request_is_said_aloud_and_only_that(caplog: pytest.LogCaptureFixture) -> None:
+    missing = http({"error": {"message": "no such model"}}, status=404)
+    async with CannedServer(lambda _body: missing) as server, speculator_at(server.base_url, "smal") as speculator:
+        for _ in range(3):
+            assert await predicted(speculator) == []
+    (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warning.name == "spectool"
+    assert "smal" in warning.getMessage()
+    assert "HTTP status 404" in warning.getMessage()
