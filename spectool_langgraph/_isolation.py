@@ -14,14 +14,13 @@ from langchain_core.callbacks import (
 )
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config, var_child_runnable_config
-from langchain_core.tracers import context as tracers
 from langgraph._internal._constants import CONFIG_KEY_RUNTIME
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.prebuilt import ToolRuntime
 from langgraph.runtime import Runtime
-from langsmith.run_helpers import _set_tracing_context
 
 from spectool_langgraph._recording import Recorder
+from spectool_langgraph._unseen import hide_observers
 
 __all__ = ["Isolation"]
 
@@ -45,7 +44,7 @@ class Isolation:
 
     def _enter(self, origin: RunnableConfig, native_async: bool) -> None:
         var_child_runnable_config.set(None)
-        self._hide_observers()
+        hide_observers(self.recorder)
         self.runtime = self._runtime((origin.get("configurable") or {}).get(CONFIG_KEY_RUNTIME))
         config = ensure_config(self._settings(origin))
         caller, tool = uuid4(), uuid4()
@@ -68,14 +67,6 @@ class Isolation:
         self.run_manager = run_manager(run_id=tool, **shared)
         self.config: RunnableConfig = {**config, "callbacks": manager(**shared)}
         var_child_runnable_config.set({**config, "callbacks": self.run_manager.get_child()})
-
-    def _hide_observers(self) -> None:
-        _set_tracing_context({"parent": None, "enabled": False, "tags": None, "metadata": None})
-        tracers.tracing_v2_callback_var.set(None)
-        for variable, _, handler_class, environment_variable in tracers._configure_hooks:
-            # A hook with an environment variable makes a handler where it finds none, so it finds the recorder.
-            makes_its_own = environment_variable is not None and handler_class is not None
-            variable.set(self.recorder if makes_its_own else None)
 
     def _settings(self, origin: RunnableConfig) -> RunnableConfig:
         """What the user passed to the graph, without what the graph added for its own use."""

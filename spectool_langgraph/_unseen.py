@@ -1,4 +1,4 @@
-"""Where speculators work: out of sight of the run that they predict."""
+"""Out of sight: a context in which nothing that observes the run hears of what is done for it early."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers import context as tracers
 from langsmith.run_helpers import _set_tracing_context
 
-__all__ = ["unseen"]
+__all__ = ["hide_observers", "unseen"]
 
 
 def unseen() -> Context:
@@ -21,9 +21,18 @@ def unseen() -> Context:
 
 def _detach() -> None:
     var_child_runnable_config.set(None)
+    hide_observers(BaseCallbackHandler())
+
+
+def hide_observers(stand_in: BaseCallbackHandler) -> None:
+    """Hide, in the current context, every tracer and every handler that LangChain takes from context variables.
+
+    Args:
+        stand_in: the handler for hooks that would else make one of their own.
+    """
+    _set_tracing_context({"parent": None, "enabled": False, "tags": None, "metadata": None})
     tracers.tracing_v2_callback_var.set(None)
     for variable, _, handler_class, environment_variable in tracers._configure_hooks:
-        # A hook with an environment variable makes a handler where it finds none, so it finds one that hears nothing.
+        # A hook with an environment variable makes a handler where it finds none, so it finds the stand-in.
         makes_its_own = environment_variable is not None and handler_class is not None
-        variable.set(BaseCallbackHandler() if makes_its_own else None)
-    _set_tracing_context({"parent": None, "enabled": False, "tags": None, "metadata": None})
+        variable.set(stand_in if makes_its_own else None)

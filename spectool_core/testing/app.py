@@ -142,4 +142,5 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _cannot_drop(_scope: Scope) -> None:
-    raise NotImplementedError("this application was not told how to drop a connection")
+    # ASGI has no way to do it: the listener that owns the sockets puts its own in.
+    raise RuntimeError("only a ModelServer's own listener can drop a connection")

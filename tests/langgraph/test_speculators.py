@@ -261,7 +261,7 @@ class SaysNonsense(SmallModel):
         return ChatResult(generations=[ChatGeneration(message=AIMessage("?", invalid_tool_calls=[invalid]))])
 
     async def _astream(self, messages: Any, stop: Any = None, run_manager: Any = None, **_: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("a speculator is not asked to stream")
         yield
 
 
