@@ -1,11 +1,14 @@
-"""All benchmarks, one after the other: `python -m benchmarks`."""
+"""The benchmarks by name, `python -m benchmarks cpu --framework llamaindex`; without one all, one after the other."""
 
 from __future__ import annotations
 
-from benchmarks import cpu, latency, micro
+import importlib
+import sys
+
+from benchmarks import BENCHMARKS
 
 if __name__ == "__main__":
-    # The one with options first: `--help` ends it before anything is measured.
-    latency.main()
-    cpu.main()
-    micro.main()
+    arguments = sys.argv[1:]
+    names = [arguments.pop(0)] if arguments and arguments[0] in BENCHMARKS else BENCHMARKS
+    for name in names:
+        importlib.import_module(f"benchmarks.{name}").main(arguments)

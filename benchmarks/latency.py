@@ -4,121 +4,134 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median
 
-from langgraph.prebuilt import ToolNode
-
-from benchmarks.agents import build_agent, num_served, run_agents, search_tool
+from benchmarks.agents import num_served, run_agents, search_function
+from benchmarks.frameworks import Framework, add_options, load, speculator_of
 from benchmarks.playback import models
 from spectool_core import Speculation
 from spectool_core.model import run_standard_time, run_time
-from spectool_core.speculators import ModelSpeculator
 from spectool_core.testing import ModelServerProcess
-from spectool_langgraph import SpeculativeToolNode
+
+__all__ = ["main"]
+
+NUM_TURNS = 3
 
 
-async def measure(
-    *,
-    num_agents: int,
-    num_turns: int,
-    generation_s: float,
-    speculator_s: float,
-    tool_s: float,
-    acceptance_rates: tuple[float, ...],
-    num_repeats: int,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A number of agents, and the times of their models and tool."""
+
+    num_agents: int
+    generation_s: float
+    speculator_s: float
+    tool_s: float
+    acceptance_rates: tuple[float, ...]
+
+    @property
+    def spread_s(self) -> float:
+        """The time over which many agents start: that of a turn."""
+        return self.generation_s + self.tool_s if self.num_agents > 1 else 0.0
+
+    def predicted_speedup(self, num_hits: float) -> float:
+        """Equation (2) for a whole run of which `num_hits` calls were hits."""
+        times = {"generation_s": self.generation_s, "tool_s": self.tool_s}
+        without_s = run_time(NUM_TURNS, 0, speculator_s=self.speculator_s, **times)
+        with_s = run_time(NUM_TURNS, NUM_TURNS, speculator_s=self.speculator_s, **times)
+        return run_standard_time(NUM_TURNS, **times) / (without_s + (with_s - without_s) * num_hits / NUM_TURNS)
+
+
+async def measure(framework: Framework, way: str, kind: str, cell: Cell, num_repeats: int) -> None:
     """Print a row for each acceptance rate: stock and speculative, interleaved, medians over the repeats."""
     script = models(
-        num_turns=num_turns,
-        generation_s=generation_s,
-        speculator_s=speculator_s,
-        acceptance_rates=acceptance_rates,
+        num_turns=NUM_TURNS,
+        generation_s=cell.generation_s,
+        speculator_s=cell.speculator_s,
+        acceptance_rates=cell.acceptance_rates,
     )
     with ModelServerProcess(script) as server:
-        tools = [search_tool(tool_s)]
+        tools = [framework.tool(search_function(cell.tool_s))]
         speculations = {
-            alpha: Speculation([ModelSpeculator(f"small-{alpha}", base_url=server.base_url, api_key="unused")])
-            for alpha in acceptance_rates
+            alpha: Speculation([speculator_of(framework, kind, f"small-{alpha}", server.base_url)])
+            for alpha in cell.acceptance_rates
         }
-        stock = build_agent(server.base_url, tools, ToolNode)
-        ours = {
-            alpha: build_agent(server.base_url, tools, partial(SpeculativeToolNode, speculation=by))
-            for alpha, by in speculations.items()
-        }
-        spread_s = generation_s + tool_s if num_agents > 1 else 0.0
-        await run_agents(stock, num_agents, spread_s=spread_s, repeat="warm-up")
-        for agent in ours.values():
-            await run_agents(agent, num_agents, spread_s=spread_s, repeat="warm-up")
+        stock = framework.agent(way, server.base_url, tools, None)
+        ours = {alpha: framework.agent(way, server.base_url, tools, by) for alpha, by in speculations.items()}
+        for agent in (stock, *ours.values()):
+            await run_agents(framework, agent, cell.num_agents, spread_s=cell.spread_s, repeat="warm-up")
         stock_s: list[float] = []
         ours_s: dict[float, list[float]] = {alpha: [] for alpha in ours}
         served = {alpha: -num_served(by) for alpha, by in speculations.items()}
         for number in range(num_repeats):
-            base = await run_agents(stock, num_agents, spread_s=spread_s, repeat=f"repeat {number}")
+            repeat = f"repeat {number}"
+            base = await run_agents(framework, stock, cell.num_agents, spread_s=cell.spread_s, repeat=repeat)
             stock_s.append(base.mean_s)
             for alpha, agent in ours.items():
-                figures = await run_agents(agent, num_agents, spread_s=spread_s, repeat=f"repeat {number}")
+                figures = await run_agents(framework, agent, cell.num_agents, spread_s=cell.spread_s, repeat=repeat)
                 if figures.transcripts != base.transcripts:
                     raise AssertionError("transcripts differ")
                 ours_s[alpha].append(figures.mean_s)
-        times = {"generation_s": generation_s, "tool_s": tool_s}
         for alpha, by in speculations.items():
-            num_hits = (served[alpha] + num_served(by)) / (num_repeats * num_agents)
-            expected = run_time(num_turns, 0, speculator_s=speculator_s, **times)
-            gain = run_time(num_turns, num_turns, speculator_s=speculator_s, **times) - expected
-            predicted = run_standard_time(num_turns, **times) / (expected + gain * num_hits / num_turns)
-            ratio = median(stock_s) / median(ours_s[alpha])
-            saved, saved_predicted = 1 - 1 / ratio, 1 - 1 / predicted
-            share = f"{saved / saved_predicted:6.2f}" if saved_predicted > 0 else "     -"
-            print(
-                f"{num_agents:6d} {generation_s:5.2f} {speculator_s:5.2f} {tool_s:5.2f} {alpha:5.2f}"
-                f" {num_hits / num_turns:6.2f} {median(stock_s):8.3f} {median(ours_s[alpha]):8.3f}"
-                f" {1 / ratio:7.3f} {ratio:8.3f} {predicted:9.3f} {ratio / predicted:7.3f}"
-                f" {100 * saved:6.1f} {100 * saved_predicted:6.1f} {share}",
-                flush=True,
-            )
+            num_hits = (served[alpha] + num_served(by)) / (num_repeats * cell.num_agents)
+            _print_row(cell, alpha, num_hits, stock_s, ours_s[alpha])
+
+
+def _print_row(cell: Cell, alpha: float, num_hits: float, stock_s: list[float], ours_s: list[float]) -> None:
+    predicted = cell.predicted_speedup(num_hits)
+    ratio = median(stock_s) / median(ours_s)
+    ratios = [ours / stock for ours, stock in zip(ours_s, stock_s, strict=True)]
+    saved, saved_predicted = 1 - 1 / ratio, 1 - 1 / predicted
+    share = f"{saved / saved_predicted:6.2f}" if saved_predicted > 0 else "     -"
+    print(
+        f"{cell.num_agents:6d} {cell.generation_s:5.2f} {cell.speculator_s:5.2f} {cell.tool_s:5.2f} {alpha:5.2f}"
+        f" {num_hits / NUM_TURNS:6.2f} {median(stock_s):8.3f} {median(ours_s):8.3f}"
+        f" {1 / ratio:7.3f} {min(ratios):6.3f} {max(ratios):6.3f} {ratio:8.3f} {predicted:9.3f}"
+        f" {ratio / predicted:7.3f} {100 * saved:6.1f} {100 * saved_predicted:6.1f} {share}",
+        flush=True,
+    )
 
 
 HEADER = (
-    "agents     G     g     T alpha   hits  stock s  spec. s spec/st  speedup  equation of eq. saved%    eq.% of eq."
+    "agents     G     g     T alpha   hits  stock s  spec. s spec/st    min    max"
+    "  speedup  equation of eq. saved%    eq.% of eq."
 )
 
 
-def main() -> None:
+def _one_agent() -> Iterable[Cell]:
+    for generation_s in (0.5, 1.0, 2.0):
+        for share in (0.5, 1.0, 2.0):
+            yield Cell(1, generation_s, generation_s / 5, generation_s * share, (1.0,))
+
+
+def _many_agents() -> Iterable[Cell]:
+    for tool_s in (0.0, 0.1, 0.5, 1.0, 2.0, 3.0):
+        yield Cell(32, 2.0, 0.4, tool_s, (0.0, 0.5, 0.8, 1.0))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
+    add_options(parser)
     parser.add_argument("--agents", type=int, choices=(1, 32), action="append", help="default: both")
-    parser.add_argument("--repeats", type=int, default=3, help="interleaved repeats of one agent; many agents run once")
-    given, _ = parser.parse_known_args()
+    parser.add_argument("--repeats", type=int, help="default: 3 of one agent, 1 where G = 2 s and of many")
+    parser.add_argument("--generation-s", type=float, action="append", help="G, to measure some cells only")
+    parser.add_argument("--tool-s", type=float, action="append", help="T, to measure some cells only")
+    given, _ = parser.parse_known_args(arguments)
+    framework = load(given.framework)
     print("Means over agents, medians over repeats; equation (2) with the hits that came true and the final turn.")
-    print(HEADER)
-    if 1 in (given.agents or (1, 32)):
-        for generation_s in (0.5, 1.0, 2.0):
-            for share in (0.5, 1.0, 2.0):
-                asyncio.run(
-                    measure(
-                        num_agents=1,
-                        num_turns=3,
-                        generation_s=generation_s,
-                        speculator_s=generation_s / 5,
-                        tool_s=generation_s * share,
-                        acceptance_rates=(1.0,),
-                        num_repeats=given.repeats if generation_s < 2 else 1,
-                    )
-                )
-    if 32 in (given.agents or (1, 32)):
-        for tool_s in (0.0, 0.1, 0.5, 1.0, 2.0, 3.0):
-            asyncio.run(
-                measure(
-                    num_agents=32,
-                    num_turns=3,
-                    generation_s=2.0,
-                    speculator_s=0.4,
-                    tool_s=tool_s,
-                    acceptance_rates=(0.0, 0.5, 0.8, 1.0),
-                    num_repeats=1,
-                )
-            )
+    for way in given.way or framework.timed_ways:
+        print(f"{given.framework}, {way}, {given.speculator} speculator")
+        print(HEADER)
+        for cell in (*_one_agent(), *_many_agents()):
+            if (
+                cell.num_agents in (given.agents or (1, 32))
+                and cell.generation_s in (given.generation_s or (cell.generation_s,))
+                and cell.tool_s in (given.tool_s or (cell.tool_s,))
+            ):
+                num_repeats = given.repeats or (3 if cell.generation_s < 2 else 1)
+                asyncio.run(measure(framework, way, given.speculator, cell, num_repeats))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from spectool_core.testing import Answer, ChatRequest, ScriptedCall, ScriptedModel
 
-__all__ = ["models"]
+__all__ = ["MAIN", "models"]
+
+MAIN = "gpt-4o-mini"
+"""The main model's name: one that LlamaIndex's client knows."""
 
 
 def say(request: ChatRequest, *, num_turns: int) -> Answer:
@@ -35,4 +38,4 @@ def models(
         f"small-{alpha}": ScriptedModel(script, generation_s=speculator_s, acceptance_rate=alpha)
         for alpha in acceptance_rates
     }
-    return {"main": ScriptedModel(script, generation_s=generation_s), **small}
+    return {MAIN: ScriptedModel(script, generation_s=generation_s), **small}

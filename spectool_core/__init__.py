@@ -11,8 +11,8 @@ from spectool_core.errors import (
 )
 from spectool_core.runs import RunContext
 from spectool_core.speculation import Speculation
-from spectool_core.speculators import ModelSpeculator, Speculator, SpeculatorStatistics
-from spectool_core.statistics import SpeculationStatistics, ToolStatistics
+from spectool_core.speculators import ModelSpeculator, Speculator, SpeculatorStatistics, StreamSpeculator
+from spectool_core.statistics import SourceStatistics, SpeculationStatistics, ToolStatistics
 
 __all__ = [
     "CanonicalizationError",
@@ -22,11 +22,13 @@ __all__ = [
     "NotSpeculatableError",
     "Prompt",
     "RunContext",
+    "SourceStatistics",
     "Speculation",
     "SpeculationStatistics",
     "Speculator",
     "SpeculatorStatistics",
     "SpectoolError",
+    "StreamSpeculator",
     "ToolCall",
     "ToolPolicy",
     "ToolSchema",

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from cachetools import TLRUCache
 
+from spectool_core.bounds import Bound
 from spectool_core.canonical import CallKey
 from spectool_core.decision import RunState
 from spectool_core.events import RunOutcome
@@ -29,28 +30,32 @@ OnEnd: TypeAlias = Callable[["Run", RunOutcome, float], None]
 
 
 class Slots:
-    """Bounds the runs in flight on one event loop, in total and for each tool; the rest queue."""
+    """Bounds the runs in flight on one event loop: in total, for each tool, and for an agent run that has a cap."""
 
     def __init__(self, max_concurrency: int, max_concurrency_per_tool: int) -> None:
-        self._total = asyncio.Semaphore(max_concurrency)
+        self._total = Bound(max_concurrency)
         self._per_tool = max_concurrency_per_tool
-        self._tools: WeakIdentityMap[asyncio.Semaphore] = WeakIdentityMap()
+        self._tools: WeakIdentityMap[Bound] = WeakIdentityMap()
 
-    async def acquire(self, prepared: PreparedCall) -> Callable[[], None]:
-        """Wait for a free slot; returns what frees it again, to be called once."""
+    async def acquire(self, prepared: PreparedCall, worth_s: float) -> Callable[[], None]:
+        """Wait for a free slot, the worthiest first; returns what frees it again, to be called once."""
         limit = prepared.policy.max_concurrency or self._per_tool
-        tool = self._tools.get(prepared.key.tool) or self._tools.set(prepared.key.tool, asyncio.Semaphore(limit))
-        await tool.acquire()
-        try:
-            await self._total.acquire()
-        except BaseException:
-            tool.release()
-            raise
+        tool = self._tools.get(prepared.key.tool) or self._tools.set(prepared.key.tool, Bound(limit))
+        # In this order: what waits holds only what others of its own agent run, or of its tool, could use.
+        bounds = (tool, self._total) if prepared.cap is None else (prepared.cap, tool, self._total)
+        held: list[Bound] = []
 
         def release() -> None:
-            tool.release()
-            self._total.release()
+            for bound in held:
+                bound.release()
 
+        try:
+            for bound in bounds:
+                await bound.acquire(worth_s)
+                held.append(bound)
+        except BaseException:
+            release()
+            raise
         return release
 
 
@@ -62,13 +67,17 @@ class Run:
         source: who predicted it.
         stamp: reading of the fence clock when the run was launched.
         timeout_s: seconds after which a run that nobody has joined is cancelled.
+        worth_s: seconds that it is expected to save; what is worth more leaves the queue first.
     """
 
-    def __init__(self, prepared: PreparedCall, source: str, stamp: int, timeout_s: float | None) -> None:
+    def __init__(
+        self, prepared: PreparedCall, source: str, stamp: int, timeout_s: float | None, worth_s: float = 0.0
+    ) -> None:
         self.prepared = prepared
         self.source = source
         self.stamp = stamp
         self.timeout_s = timeout_s
+        self.worth_s = worth_s
         self.num_waiters = 0
         self.started_s: float | None = None
         self.ended_s: float | None = None
@@ -178,9 +187,10 @@ class ToolCache:
         source: str,
         timeout_s: float | None,
         on_end: OnEnd,
+        worth_s: float = 0.0,
     ) -> Run:
         """Start a run for a key that has none; `on_end` hears of its end before anyone that joined it."""
-        run = Run(prepared, source, self._fences.stamp(), timeout_s)
+        run = Run(prepared, source, self._fences.stamp(), timeout_s, worth_s)
         self._live[prepared.key] = run
         run.task = self._loop.create_task(self._execute(run), name=f"spectool:{prepared.call.name}")
         # A done callback, not a finally: a task that is cancelled before its first step never enters its body.
@@ -246,7 +256,7 @@ class ToolCache:
         on_end(run, outcome, ended_s)
 
     async def _run_in_slot(self, run: Run) -> Any:
-        release = await self._slots.acquire(run.prepared)
+        release = await self._slots.acquire(run.prepared, run.worth_s)
         if run.prepared.blocking:
             return await self._run_on_worker(run, release)
         try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Message", "Prompt", "ToolCall", "ToolSchema"]
+__all__ = ["Answer", "Message", "Prompt", "ToolCall", "ToolSchema"]
 
 Message: TypeAlias = Mapping[str, Any]
 """One chat message in the OpenAI chat-completions format."""
@@ -30,6 +30,14 @@ class ToolCall:
     id: str | None = None
 
 
+class Answer(Protocol):
+    """The main model's answer as it is written."""
+
+    def calls(self) -> AsyncIterator[ToolCall]:
+        """Yield each call once its arguments have closed; goes on until it is cancelled."""
+        ...
+
+
 class Prompt:
     """What the main model was asked, for speculators to be asked the same.
 
@@ -38,9 +46,12 @@ class Prompt:
         native: the framework's own message objects, for speculators that are framework models.
         tool_choice: the main model's tool choice in OpenAI format; None if it was left open.
         parallel_tool_calls: whether the main model may ask for several calls; None if it was left open.
+        read_text: reads the calls out of the text of a whole answer, for agents whose model is given no tools (ReAct);
+            speculators then ask with the messages alone. None where calls come as calls.
+        answer: the main model's answer as it is written; None where it is not streamed, or nobody reads it.
     """
 
-    __slots__ = ("_messages", "native", "parallel_tool_calls", "tool_choice")
+    __slots__ = ("_messages", "answer", "native", "parallel_tool_calls", "read_text", "tool_choice")
 
     def __init__(
         self,
@@ -49,11 +60,15 @@ class Prompt:
         native: Any = None,
         tool_choice: Any = None,
         parallel_tool_calls: bool | None = None,
+        read_text: Callable[[str], Sequence[ToolCall]] | None = None,
+        answer: Answer | None = None,
     ) -> None:
         self._messages = messages
         self.native = native
         self.tool_choice = tool_choice
         self.parallel_tool_calls = parallel_tool_calls
+        self.read_text = read_text
+        self.answer = answer
 
     @property
     def messages(self) -> Sequence[Message]:

@@ -13,6 +13,7 @@ __all__ = ["Mode", "SpeculationConfig", "validated_config"]
 Mode = Literal["client", "shadow", "off"]
 
 _Count = Annotated[int, Field(ge=1, strict=True)]
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
 
@@ -29,6 +30,13 @@ class SpeculationConfig(BaseModel):
         max_concurrency: speculative runs in flight at once on one event loop (all sync runs share one), and threads.
         max_concurrency_per_tool: the same for one tool, unless the tool's mark says otherwise.
         max_results: finished results kept on one event loop.
+        max_runs_per_minute: speculative runs started in any minute; None for no limit, as for the next two.
+        max_tokens_per_minute: tokens that speculators have used in any minute, beyond which none is asked.
+        max_cost_per_minute: what runs (`ToolPolicy.cost`) and speculators have cost in any minute.
+        min_probability: how likely a speculator that says so must hold a call for it to be run early.
+        value_per_s: what a second saved is worth, in the currency of costs: a run that is worth less than it costs is
+            not started. None leaves costs to `max_cost_per_minute`.
+        adaptive: False asks every speculator in each turn, whether that pays or not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +50,12 @@ class SpeculationConfig(BaseModel):
     max_concurrency: _Count = 32
     max_concurrency_per_tool: _Count = 4
     max_results: _Count = 1024
+    max_runs_per_minute: _Count | None = None
+    max_tokens_per_minute: _Count | None = None
+    max_cost_per_minute: _Amount | None = None
+    min_probability: Annotated[float, Field(ge=0, le=1, strict=True)] = 0.5
+    value_per_s: _Amount | None = None
+    adaptive: Annotated[bool, Field(strict=True)] = True
 
 
 def validated_config(**settings: Any) -> SpeculationConfig:

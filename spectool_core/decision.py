@@ -84,19 +84,20 @@ def decide_launch(
     return Launch()
 
 
-def decide_claim(state: RunState | None, *, due: bool) -> Claim:
+def decide_claim(state: RunState | None, *, due: bool, predicted: bool) -> Claim:
     """How a call of the main model is served.
 
     Args:
         state: the state of the usable run for the call's key; None if there is none.
         due: the answer asked for this key more often than it has been served. A further execution of the same call
             (a retry, a polling wrapper) runs the tool, as it would have.
+        predicted: a speculator had named the call.
     """
     if not due:
         return Miss("already_served")
     match state:
         case None:
-            return Miss("not_predicted")
+            return Miss("not_run" if predicted else "not_predicted")
         case "queued":
             return Miss("queued")
         case "failed":

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from spectool_core.load import IDLE, Load
+
 __all__ = [
+    "CallPredicted",
     "CallResolved",
     "Event",
     "Hook",
@@ -22,6 +25,7 @@ __all__ = [
     "RunOutcome",
     "SpeculatorFinished",
     "SpeculatorOutcome",
+    "SpeculatorSkipped",
     "ToolObserved",
     "TurnAnswered",
     "TurnSettled",
@@ -41,11 +45,25 @@ RunOutcome: TypeAlias = Literal["succeeded", "failed", "timed_out", "not_replaya
 
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
-    """A prompt went to the main model."""
+    """A prompt went to the main model, with a choice of `tools`.
+
+    `speculators` are all that could be asked, `load` tells how busy the event loop is.
+    """
 
     turn: int
     time_s: float
-    num_speculators: int
+    speculators: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    load: Load = field(default=IDLE, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculatorSkipped:
+    """A speculator was not asked in this turn: "no_gain", "control" (one turn without it, to compare) or a limit."""
+
+    turn: int
+    speculator: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,17 @@ class SpeculatorFinished:
     ended_s: float
     num_calls: int
     outcome: SpeculatorOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class CallPredicted:
+    """A speculator named a call that could be run early; `probability` where it said how likely it holds it."""
+
+    turn: int
+    tool: str
+    source: str
+    time_s: float
+    probability: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +113,16 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True)
 class TurnAnswered:
-    """The main model answered with `num_calls` tool calls after `generation_s` seconds."""
+    """The main model answered with `num_calls` tool calls after `generation_s` seconds.
+
+    `predicted` names speculator and tool of each prediction that came true.
+    """
 
     turn: int
     time_s: float
     generation_s: float
     num_calls: int
+    predicted: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +130,8 @@ class CallResolved:
     """A call of a marked tool by the main model was served.
 
     `saved_s` is how much of the tool's time had passed before the model asked; `waited_s` how long a join took;
-    `predicted` whether a speculator had named the call in time, also where it was not run early (in shadow mode, say).
+    `predicted_by` names the speculators that had named the call in time, also where it was not run early (in shadow
+    mode, say); `source` is the one whose run served it.
     """
 
     turn: int
@@ -107,7 +141,13 @@ class CallResolved:
     time_s: float
     saved_s: float
     waited_s: float
-    predicted: bool
+    predicted_by: tuple[str, ...] = ()
+    source: str | None = None
+
+    @property
+    def predicted(self) -> bool:
+        """Whether a speculator had named the call in time."""
+        return bool(self.predicted_by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +173,9 @@ class TurnSettled:
 
 Event: TypeAlias = (
     TurnStarted
+    | SpeculatorSkipped
     | SpeculatorFinished
+    | CallPredicted
     | LaunchSkipped
     | RunFinished
     | TurnAnswered

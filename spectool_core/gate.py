@@ -1,57 +1,95 @@
-"""Whether a speculative run may start: until the gate learns, a budget of runs."""
+"""The gate: which speculators are asked, and which of their predictions are run. Thread-safe.
+
+It hears every event and learns from them alone, so a record of events tells what it held and why.
+"""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
+from spectool_core.annotation import ToolPolicy
+from spectool_core.appraisal import Appraisal, Assessment, Predicted, Traits, TurnRecord
+from spectool_core.budget import Budget
 from spectool_core.config import SpeculationConfig
+from spectool_core.events import (
+    CallPredicted,
+    Event,
+    RunFinished,
+    SpeculatorSkipped,
+    ToolObserved,
+    TurnAnswered,
+    TurnSettled,
+    TurnStarted,
+)
 from spectool_core.identity import WeakIdentityMap
+from spectool_core.load import Load
 
-__all__ = ["Gate", "TurnBudget"]
-
-
-@dataclass(slots=True)
-class TurnBudget:
-    """The runs that one turn has started."""
-
-    num_runs: int = 0
-    num_runs_of_tool: dict[str, int] = field(default_factory=dict)
+__all__ = ["Gate"]
 
 
 class Gate:
-    """Counts runs against the limits of the config, and lets tools rest. Thread-safe.
+    """Decides for one `Speculation`.
 
     A tool whose speculative run failed rests until a call of the main model to it succeeded; one that emits what
     cannot be replayed rests for good.
     """
 
     def __init__(self, config: SpeculationConfig) -> None:
+        self.budget = Budget(config)
         self._config = config
         self._lock = threading.Lock()
-        self._num_runs = 0
+        self._appraisal = Appraisal()
+        self._turns: dict[int, TurnRecord] = {}
+        self._started_s: dict[int, float] = {}
+        self._traits: dict[str, Traits] = {}
+        self._load = Load()
         self._resting: WeakIdentityMap[bool] = WeakIdentityMap()
 
-    def limit_reached(self, turn: TurnBudget, tool: str) -> str | None:
-        """The name of the limit that forbids one more run, if any."""
-        config = self._config
-        if config.max_runs is not None and self._num_runs >= config.max_runs:
-            return "max_runs"
-        if turn.num_runs >= config.max_runs_per_turn:
-            return "max_runs_per_turn"
-        if turn.num_runs_of_tool.get(tool, 0) >= config.max_runs_per_tool:
-            return "max_runs_per_tool"
+    def skipped(
+        self, tools: tuple[str, ...], speculators: Mapping[str, Traits], load: Load, now_s: float
+    ) -> dict[str, str]:
+        """The speculators that are not asked in a turn, and why.
+
+        Args:
+            tools: names of the tools that are offered.
+            speculators: all that could be asked.
+            load: how busy the event loop is.
+            now_s: the loop's time.
+        """
+        limit = self.budget.prediction_limit(now_s)
+        if limit is not None:
+            return dict.fromkeys(speculators, limit)
+        if not self._config.adaptive:
+            return {}
+        with self._lock:
+            self._load = load
+            self._traits.update(speculators)
+            reasons = {
+                name: self._appraisal.reason_not_to_ask(tools, name, traits, load)
+                for name, traits in speculators.items()
+            }
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def objection(self, policy: ToolPolicy, probability: float | None, worth_s: float) -> str | None:
+        """Why a predicted call is not worth a run: it is not likely enough, or costs more than it saves."""
+        if probability is not None and probability < self._config.min_probability:
+            return "unlikely"
+        value = self._config.value_per_s
+        if value is not None and worth_s * value < policy.cost:
+            return "too_costly"
         return None
 
-    def spend(self, turn: TurnBudget, tool: str) -> bool:
-        """Count one started run; False, and nothing counted, if another thread took the last of `max_runs`."""
+    def worth_s(self, turn: int, tool: str, probability: float | None, now_s: float) -> float:
+        """Seconds that an early run of `tool` is expected to save if it starts now; more is more urgent."""
         with self._lock:
-            if self._config.max_runs is not None and self._num_runs >= self._config.max_runs:
-                return False
-            self._num_runs += 1
-        turn.num_runs += 1
-        turn.num_runs_of_tool[tool] = turn.num_runs_of_tool.get(tool, 0) + 1
-        return True
+            record = self._turns.get(turn)
+            tool_s = self._appraisal.tool_s(tool)
+            generation_s = self._appraisal.generation_s(record.agent) if record is not None else None
+            started_s = self._started_s.get(turn, now_s)
+        left_s = max(0.0, generation_s - (now_s - started_s)) if generation_s is not None else None
+        known = [seconds for seconds in (tool_s, left_s) if seconds is not None]
+        return (min(known) if known else 1.0) * (probability if probability is not None else 1.0)
 
     def is_resting(self, tool: object) -> bool:
         """Whether this tool object must not be run early now."""
@@ -67,3 +105,46 @@ class Gate:
         with self._lock:
             if self._resting.get(tool) is False:
                 self._resting.discard(tool)
+
+    def assessments(self) -> Sequence[Assessment]:
+        """What is held of each speculator for each agent."""
+        with self._lock:
+            return [
+                self._appraisal.assess(agent, speculator, self._traits.get(speculator, Traits()), self._load)
+                for agent, speculator in self._appraisal.pairs()
+            ]
+
+    def __call__(self, event: Event) -> None:
+        """Learn from one event."""
+        with self._lock:
+            match event:
+                case TurnStarted():
+                    self._turns[event.turn] = TurnRecord(event.tools, event.speculators, event.speculators)
+                    self._started_s[event.turn] = event.time_s
+                case TurnSettled():
+                    self._started_s.pop(event.turn, None)
+                    if (record := self._turns.pop(event.turn, None)) is not None:
+                        self._appraisal.observe_turn(record)
+                case RunFinished() if event.outcome == "succeeded" and event.started_s is not None:
+                    self._appraisal.observe_tool(event.tool, event.ended_s - event.started_s)
+                case ToolObserved() if event.succeeded:
+                    self._appraisal.observe_tool(event.tool, event.ended_s - event.started_s)
+                case SpeculatorSkipped() | CallPredicted() | TurnAnswered():
+                    if (record := self._turns.get(event.turn)) is not None:
+                        self._note(record, event)
+                case _:
+                    pass
+
+    def _note(self, record: TurnRecord, event: SpeculatorSkipped | CallPredicted | TurnAnswered) -> None:
+        match event:
+            case SpeculatorSkipped():
+                record.asked = tuple(name for name in record.asked if name != event.speculator)
+            case CallPredicted():
+                after_s = event.time_s - self._started_s[event.turn]
+                record.predictions.append(Predicted(event.source, event.tool, after_s, right=False))
+            case TurnAnswered():
+                record.generation_s = event.generation_s
+                record.predictions = [
+                    Predicted(each.source, each.tool, each.after_s, right=(each.source, each.tool) in event.predicted)
+                    for each in record.predictions
+                ]

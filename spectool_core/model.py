@@ -17,6 +17,7 @@ __all__ = [
     "EngineCosts",
     "EngineTurn",
     "cached_engine_time",
+    "cycle_time",
     "max_speedup",
     "max_speedup_bound",
     "pays",
@@ -47,6 +48,22 @@ def speculative_time(
     _check_share(alpha)
     hit_s = _hit_time(generation_s, speculator_s, tool_s)
     return num_turns * (alpha * hit_s + (1 - alpha) * (generation_s + tool_s))
+
+
+def cycle_time(num_agents: int, *, cpu_s: float, wait_s: float) -> float:
+    """The mean time of a turn where `num_agents` share one event loop, which each turn uses for `cpu_s`.
+
+    Exact mean value analysis of a closed network with one queue (Reiser and Lavenberg, 1980). `wait_s` is the rest of a
+    turn: model and tools. With one agent it is their sum; where the loop is saturated, `num_agents` times `cpu_s`.
+    """
+    _check_not_negative(num_agents=num_agents, cpu_s=cpu_s, wait_s=wait_s)
+    queued = 0.0
+    residence_s = cpu_s
+    for agents in range(1, num_agents + 1):
+        residence_s = cpu_s * (1 + queued)
+        cycle_s = residence_s + wait_s
+        queued = agents * residence_s / cycle_s if cycle_s > 0 else 0.0
+    return residence_s + wait_s
 
 
 def speedup(alpha: float, *, generation_s: float, speculator_s: float, tool_s: float) -> float:

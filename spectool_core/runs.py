@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from spectool_core.annotation import ToolPolicy
+from spectool_core.bounds import Bound
 from spectool_core.calls import ToolCall
 from spectool_core.canonical import CallKey
 
@@ -37,6 +38,8 @@ class PreparedCall:
         run: starts the run. It returns the result, or an awaitable of it unless `blocking`. The result is opaque to
             the core. It raises `NotReplayable` where a hit could not repeat what the tool emitted.
         blocking: `run` blocks and belongs on one of the library's threads.
+        cap: bounds the early runs in flight of one agent run, which share it; None where the framework has no such
+            bound.
     """
 
     call: ToolCall
@@ -45,6 +48,7 @@ class PreparedCall:
     policy: ToolPolicy
     run: Callable[[], Any]
     blocking: bool
+    cap: Bound | None = None
 
 
 @dataclass(frozen=True, slots=True)

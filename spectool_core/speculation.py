@@ -11,17 +11,21 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
+from spectool_core.accounts import Accounts
 from spectool_core.cache import Slots, ToolCache
 from spectool_core.calls import Prompt, ToolCall, ToolSchema
 from spectool_core.config import Mode, SpeculationConfig, validated_config
 from spectool_core.errors import ConfigurationError
 from spectool_core.events import Event, Hook, ToolObserved, announce
+from spectool_core.explain import explain
 from spectool_core.fences import Fences
 from spectool_core.gate import Gate
+from spectool_core.load import LoopLoad
 from spectool_core.loops import run_on, running_loop, wait_in_thread
 from spectool_core.runs import NotPrepared, RunContext, Toolbox
 from spectool_core.speculators.adopt import adopt
 from spectool_core.speculators.protocol import Speculator
+from spectool_core.speculators.stream import AnswerStream
 from spectool_core.statistics import Counters, SpeculationStatistics
 from spectool_core.threads import EventLoopThread, WorkerThreads
 from spectool_core.turn import Turn, TurnRules
@@ -63,6 +67,12 @@ class Speculation:
         max_concurrency: int = 32,
         max_concurrency_per_tool: int = 4,
         max_results: int = 1024,
+        max_runs_per_minute: int | None = None,
+        max_tokens_per_minute: int | None = None,
+        max_cost_per_minute: float | None = None,
+        min_probability: float = 0.5,
+        value_per_s: float | None = None,
+        adaptive: bool = True,
     ) -> None:
         self.config: SpeculationConfig = validated_config(
             mode=mode,
@@ -74,24 +84,38 @@ class Speculation:
             max_concurrency=max_concurrency,
             max_concurrency_per_tool=max_concurrency_per_tool,
             max_results=max_results,
+            max_runs_per_minute=max_runs_per_minute,
+            max_tokens_per_minute=max_tokens_per_minute,
+            max_cost_per_minute=max_cost_per_minute,
+            min_probability=min_probability,
+            value_per_s=value_per_s,
+            adaptive=adaptive,
         )
         self.speculators: tuple[Speculator, ...] = tuple(adopt(given) for given in _listed("speculators", speculators))
         self._scope = None if scope is None else _callable("scope", scope)
         self._may_speculate = None if may_speculate is None else _callable("may_speculate", may_speculate)
         self._counters = Counters()
-        self._hooks: tuple[Hook, ...] = (self._counters, *_listed("hooks", hooks))
+        self._gate = Gate(self.config)
+        self._hooks: tuple[Hook, ...] = (self._gate, self._counters, *_listed("hooks", hooks))
         for hook in self._hooks:
             _callable("hooks", hook)
         self._numbers = itertools.count(1)
         self._named_speculators = list(zip(_names(self.speculators), self.speculators, strict=True))
-        self._gate = Gate(self.config)
+        self._accounts = Accounts(self._gate.budget)
         self._fences = Fences()
         self._lock = threading.Lock()
         self._background: EventLoopThread | None = None
         self._workers = WorkerThreads(self.config.max_concurrency, "spectool")
         self._caches: dict[asyncio.AbstractEventLoop, ToolCache] = {}
+        self._loads: dict[asyncio.AbstractEventLoop, LoopLoad] = {}
         self._rules = TurnRules(
-            self.config, self._gate, self.scope_of, self._allows, self._outlives_turn, self._announce
+            self.config,
+            self._gate,
+            self.scope_of,
+            self._allows,
+            self._outlives_turn,
+            self._announce,
+            self._accounts.charge,
         )
 
     @property
@@ -142,6 +166,7 @@ class Speculation:
             loop: the event loop on which the run's tools run; None for a sync run.
         """
         home = loop or self.background.loop
+        cache, load = self._cache_and_load_of(home)
         turn = Turn(
             next(self._numbers),
             prompt=prompt,
@@ -149,11 +174,22 @@ class Speculation:
             toolbox=toolbox,
             context=context,
             rules=self._rules,
-            cache=self._cache_of(home),
+            cache=cache,
+            load=load,
             loop=home,
         )
         turn.start(self._named_speculators)
         return turn
+
+    def answer_stream(self, loop: asyncio.AbstractEventLoop | None = None) -> AnswerStream | None:
+        """Where an adapter feeds what the main model writes in a turn; None if no speculator reads it.
+
+        Args:
+            loop: as for `start_turn`.
+        """
+        if not any(getattr(speculator, "reads_answers", False) for speculator in self.speculators):
+            return None
+        return AnswerStream(loop or self.background.loop)
 
     def fence(self, context: RunContext, writes: frozenset[str] | None) -> None:
         """Record that a call of an unmarked tool, or of one with declared `writes`, has ended in this run."""
@@ -191,7 +227,11 @@ class Speculation:
         background = self._background
         if background is not None and background.is_alive and running_loop() is not background.loop:
             wait_in_thread(asyncio.sleep(0), background.loop, gone=None)
-        return self._counters.snapshot()
+        return self._counters.snapshot(tuple(self._gate.assessments()))
+
+    def explain(self) -> str:
+        """Why each speculator is asked or not and each tool is run early or not: lines of text for a person."""
+        return explain(self.statistics())
 
     def _allows(self, call: ToolCall, context: RunContext) -> bool:
         if self._may_speculate is None:
@@ -212,16 +252,17 @@ class Speculation:
     def _announce(self, event: Event) -> None:
         announce(self._hooks, event)
 
-    def _cache_of(self, loop: asyncio.AbstractEventLoop) -> ToolCache:
+    def _cache_and_load_of(self, loop: asyncio.AbstractEventLoop) -> tuple[ToolCache, LoopLoad]:
         with self._lock:
             if loop not in self._caches:
                 self._forget_closed_loops()
                 self._caches[loop] = self._new_cache(loop)
-            return self._caches[loop]
+                self._loads[loop] = LoopLoad(loop)
+            return self._caches[loop], self._loads[loop]
 
     def _forget_closed_loops(self) -> None:
         for closed in [loop for loop in self._caches if loop.is_closed()]:
-            del self._caches[closed]
+            del self._caches[closed], self._loads[closed]
 
     def _new_cache(self, loop: asyncio.AbstractEventLoop) -> ToolCache:
         config = self.config

@@ -7,19 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
+from spectool_core.appraisal import Assessment
 from spectool_core.events import (
+    CallPredicted,
     CallResolved,
     Event,
     LaunchSkipped,
     RunFinished,
     SpeculatorFinished,
+    SpeculatorSkipped,
     ToolObserved,
     TurnAnswered,
     TurnSettled,
     TurnStarted,
 )
 
-__all__ = ["Counters", "SpeculationStatistics", "ToolStatistics"]
+__all__ = ["Counters", "SourceStatistics", "SpeculationStatistics", "ToolStatistics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,29 @@ class ToolStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceStatistics:
+    """What one speculator did, by its name.
+
+    In `num_turns` it was asked, in `num_skipped_turns` it was not, since that would not have paid. Of its
+    `num_predictions` that could be run early, `num_right` were calls that the main model made; several speculators may
+    have named the same call. `num_hits` and `saved_s` are those of the runs that it started.
+    """
+
+    num_turns: int = 0
+    num_skipped_turns: int = 0
+    num_predictions: int = 0
+    num_right: int = 0
+    num_hits: int = 0
+    saved_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationStatistics:
     """Counts over the life of one `Speculation`.
 
-    `num_launched` runs were begun or queued; `num_wasted` of them served no call of the main model.
+    `num_launched` runs were begun or queued; `num_wasted` of them served no call of the main model. `speculators` says
+    which speculator earned what; `assessments` why each is asked or not; `resting` which tools are not run early, since
+    an early run of them "failed" or was "not_replayable".
     """
 
     num_turns: int = 0
@@ -77,6 +99,9 @@ class SpeculationStatistics:
     num_speculators_cancelled: int = 0
     num_speculators_failed: int = 0
     tools: Mapping[str, ToolStatistics] = field(default_factory=lambda: MappingProxyType({}))
+    speculators: Mapping[str, SourceStatistics] = field(default_factory=lambda: MappingProxyType({}))
+    resting: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    assessments: tuple[Assessment, ...] = ()
 
     @property
     def total(self) -> ToolStatistics:
@@ -93,33 +118,64 @@ class Counters:
         self._lock = threading.Lock()
         self._sums: dict[str, int] = {}
         self._tools: dict[str, dict[str, float]] = {}
+        self._speculators: dict[str, dict[str, float]] = {}
+        self._resting: dict[str, str] = {}
 
     def __call__(self, event: Event) -> None:
         """Count one event."""
         with self._lock:
             match event:
-                case TurnStarted():
-                    self._add("num_turns")
-                case TurnAnswered():
-                    self._add("num_answered_turns")
-                case TurnSettled():
-                    self._add("num_settled_turns")
-                    self._add("num_launched", event.num_launched)
-                    self._add("num_wasted", event.num_wasted)
-                case SpeculatorFinished():
-                    self._add("num_predictions", event.num_calls)
-                    if event.outcome != "finished":
-                        self._add(f"num_speculators_{event.outcome}")
+                case TurnStarted() | TurnAnswered() | TurnSettled():
+                    self._count_turn(event)
+                case SpeculatorSkipped() | SpeculatorFinished() | CallPredicted():
+                    self._count_speculator(event)
                 case LaunchSkipped():
                     self._add_tool(event.tool, "num_skipped")
                 case RunFinished():
                     self._add_tool(event.tool, f"num_runs_{event.outcome}")
+                    if event.outcome in ("failed", "not_replayable") and len(self._resting) < _MAX_TOOLS:
+                        self._resting[event.tool] = event.outcome
                 case CallResolved():
-                    self._add_tool(event.tool, _RESOLVED[event.outcome])
-                    self._add_tool(event.tool, "num_predicted", int(event.predicted))
-                    self._add_tool(event.tool, "saved_s", event.saved_s)
+                    self._count_call(event)
                 case ToolObserved():
                     self._add_tool(event.tool, "num_real_runs")
+                    if event.succeeded and self._resting.get(event.tool) == "failed":
+                        del self._resting[event.tool]
+
+    def _count_turn(self, event: TurnStarted | TurnAnswered | TurnSettled) -> None:
+        match event:
+            case TurnStarted():
+                self._add("num_turns")
+                for name in event.speculators:
+                    self._add_source(name, "num_turns")
+            case TurnAnswered():
+                self._add("num_answered_turns")
+                for source, _ in event.predicted:
+                    self._add_source(source, "num_right")
+            case TurnSettled():
+                self._add("num_settled_turns")
+                self._add("num_launched", event.num_launched)
+                self._add("num_wasted", event.num_wasted)
+
+    def _count_speculator(self, event: SpeculatorSkipped | SpeculatorFinished | CallPredicted) -> None:
+        match event:
+            case SpeculatorSkipped():
+                self._add_source(event.speculator, "num_turns", -1)
+                self._add_source(event.speculator, "num_skipped_turns")
+            case SpeculatorFinished():
+                self._add("num_predictions", event.num_calls)
+                if event.outcome != "finished":
+                    self._add(f"num_speculators_{event.outcome}")
+            case CallPredicted():
+                self._add_source(event.source, "num_predictions")
+
+    def _count_call(self, event: CallResolved) -> None:
+        self._add_tool(event.tool, _RESOLVED[event.outcome])
+        self._add_tool(event.tool, "num_predicted", int(event.predicted))
+        self._add_tool(event.tool, "saved_s", event.saved_s)
+        if event.source is not None:
+            self._add_source(event.source, "num_hits")
+            self._add_source(event.source, "saved_s", event.saved_s)
 
     def _add(self, name: str, amount: int = 1) -> None:
         self._sums[name] = self._sums.get(name, 0) + amount
@@ -130,11 +186,22 @@ class Counters:
         sums = self._tools.setdefault(tool, {})
         sums[name] = sums.get(name, 0) + amount
 
-    def snapshot(self) -> SpeculationStatistics:
-        """The sums so far."""
+    def _add_source(self, source: str, name: str, amount: float = 1) -> None:
+        sums = self._speculators.setdefault(source, {})
+        sums[name] = sums.get(name, 0) + amount
+
+    def snapshot(self, assessments: tuple[Assessment, ...] = ()) -> SpeculationStatistics:
+        """The sums so far, with the `assessments` that go with them."""
         with self._lock:
             tools = {name: ToolStatistics(**sums) for name, sums in self._tools.items()}  # type: ignore[arg-type]
-            return SpeculationStatistics(tools=MappingProxyType(tools), **self._sums)
+            speculators = {name: SourceStatistics(**sums) for name, sums in self._speculators.items()}  # type: ignore[arg-type]
+            return SpeculationStatistics(
+                tools=MappingProxyType(tools),
+                speculators=MappingProxyType(speculators),
+                resting=MappingProxyType(dict(self._resting)),
+                assessments=assessments,
+                **self._sums,
+            )
 
 
 _MAX_TOOLS = 1024

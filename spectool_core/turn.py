@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spectool_core.appraisal import Traits
+from spectool_core.budget import TurnBudget
 from spectool_core.cache import Run, ToolCache
 from spectool_core.calls import Prompt, ToolCall, ToolSchema
 from spectool_core.canonical import CallKey
 from spectool_core.config import SpeculationConfig
 from spectool_core.decision import Claim, Hit, Join, Launch, Miss, Skip, decide_claim, decide_launch
 from spectool_core.events import (
+    CallPredicted,
     CallResolved,
     Event,
     LaunchSkipped,
@@ -24,11 +27,13 @@ from spectool_core.events import (
     RunOutcome,
     SpeculatorFinished,
     SpeculatorOutcome,
+    SpeculatorSkipped,
     TurnAnswered,
     TurnSettled,
     TurnStarted,
 )
-from spectool_core.gate import Gate, TurnBudget
+from spectool_core.gate import Gate
+from spectool_core.load import LoopLoad
 from spectool_core.loops import run_on, running_loop, wait_in_thread, wait_on_loop
 from spectool_core.runs import NotPrepared, PreparedCall, RunContext, Scope, Toolbox
 from spectool_core.speculators.protocol import Speculator
@@ -51,6 +56,7 @@ class TurnRules:
     may_speculate: Callable[[ToolCall, RunContext], bool]
     outlives_turn: Callable[[RunContext], bool]
     announce: Callable[[Event], None]
+    account: Callable[[str, Speculator, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,7 @@ class Turn:
         context: RunContext,
         rules: TurnRules,
         cache: ToolCache,
+        load: LoopLoad,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.number = number
@@ -87,6 +94,7 @@ class Turn:
         self._toolbox = toolbox
         self._rules = rules
         self._cache = cache
+        self._load = load
         self._loop = loop
         self._budget = TurnBudget()
         self._listeners: list[asyncio.Task[None]] = []
@@ -94,7 +102,7 @@ class Turn:
         self._launched: set[Run] = set()
         self._served: set[Run] = set()
         self._due: Counter[CallKey] = Counter()
-        self._predicted: set[CallKey] = set()
+        self._predicted: dict[CallKey, dict[str, None]] = {}
         self._num_considered = 0
         self._num_claiming = 0
         self._started_s = loop.time()
@@ -151,12 +159,21 @@ class Turn:
     # Predictions
 
     def _start(self, speculators: Sequence[tuple[str, Speculator]]) -> None:
-        self._rules.announce(TurnStarted(self.number, self._started_s, len(speculators)))
+        rules, number = self._rules, self.number
+        names = tuple(name for name, _ in speculators)
+        tools = tuple(sorted(_name_of(schema) for schema in self._tools))
+        load = self._load.turn_started()
+        rules.announce(TurnStarted(number, self._started_s, names, tools, load))
         if self._answered:
             return
+        traits = {name: Traits.of(speculator) for name, speculator in speculators}
+        skipped = rules.gate.skipped(tools, traits, load, self._loop.time())
+        for name, reason in skipped.items():
+            rules.announce(SpeculatorSkipped(number, name, reason))
         self._listeners = [
-            self._loop.create_task(self._listen(*speculator), name=f"spectool:{speculator[0]}")
-            for speculator in speculators
+            self._loop.create_task(self._listen(name, speculator), name=f"spectool:{name}")
+            for name, speculator in speculators
+            if name not in skipped
         ]
 
     async def _listen(self, name: str, speculator: Speculator) -> None:
@@ -182,6 +199,7 @@ class Turn:
                 with contextlib.suppress(Exception):
                     await aclose()
             ended_s = self._loop.time()
+            self._rules.account(name, speculator, ended_s)
             self._rules.announce(SpeculatorFinished(self.number, name, started_s, ended_s, num_calls, outcome))
 
     def _is_exhausted(self) -> bool:
@@ -196,30 +214,47 @@ class Turn:
         except NotPrepared as exc:
             self._rules.announce(LaunchSkipped(self.number, call.name, source, exc.reason))
             return
-        self._predicted.add(prepared.key)
-        self._launch(prepared, source)
+        probability: float | None = getattr(call, "probability", None)
+        self._predicted.setdefault(prepared.key, {})[source] = None
+        self._rules.announce(CallPredicted(self.number, call.name, source, self._loop.time(), probability))
+        self._launch(prepared, source, probability)
 
-    def _launch(self, prepared: PreparedCall, source: str) -> None:
-        rules, name, key = self._rules, prepared.call.name, prepared.key
-        present = self._cache.get(key, prepared.policy.reads)
+    def _launch(self, prepared: PreparedCall, source: str, probability: float | None = None) -> None:
+        rules, name, key, now_s = self._rules, prepared.call.name, prepared.key, self._loop.time()
+        worth_s = rules.gate.worth_s(self.number, name, probability, now_s)
         decision = decide_launch(
             shadow=rules.config.mode == "shadow",
             answered=self._answered and source != _ANSWER,
-            present=present is not None,
+            present=self._cache.get(key, prepared.policy.reads) is not None,
             resting=rules.gate.is_resting(key.tool),
             denied=not rules.may_speculate(prepared.call, self.context),
-            over=rules.gate.limit_reached(self._budget, name),
+            over=rules.gate.objection(prepared.policy, probability, worth_s)
+            or rules.gate.budget.run_limit(self._budget, name, now_s),
         )
+        if decision == Skip("max_runs_per_turn") and self._displace(worth_s):
+            decision = Launch()
         match decision:
             case Skip(reason):
                 rules.announce(LaunchSkipped(self.number, name, source, reason))
-            case Launch() if not rules.gate.spend(self._budget, name):
+            case Launch() if not rules.gate.budget.spend_run(self._budget, name, prepared.policy.cost, now_s):
                 rules.announce(LaunchSkipped(self.number, name, source, "max_runs"))
             case Launch():
                 timeout_s = prepared.policy.timeout_s or rules.config.timeout_s
-                run = self._cache.launch(prepared, source=source, timeout_s=timeout_s, on_end=self._run_ended)
+                run = self._cache.launch(
+                    prepared, source=source, timeout_s=timeout_s, on_end=self._run_ended, worth_s=worth_s
+                )
                 self._runs[key] = run
                 self._launched.add(run)
+
+    def _displace(self, worth_s: float) -> bool:
+        """Drop a run that has not begun and is worth less, to make room for one more in this turn."""
+        queued = [run for run in self._runs.values() if run.state == "queued" and run.worth_s < worth_s]
+        if not queued:
+            return False
+        least = min(queued, key=lambda run: run.worth_s)
+        self._release(least)
+        self._budget.give_back(least.prepared.call.name)
+        return True
 
     def _run_ended(self, run: Run, outcome: RunOutcome, ended_s: float) -> None:
         tool = run.prepared.key.tool
@@ -237,8 +272,11 @@ class Turn:
         for listener in self._listeners:
             listener.cancel()
         now = self._loop.time()
-        self._rules.announce(TurnAnswered(self.number, now, now - self._started_s, len(calls)))
         asked = self._note_calls(calls)
+        came_true = tuple(
+            (source, prepared.call.name) for key, prepared in asked.items() for source in self._predicted.get(key, ())
+        )
+        self._rules.announce(TurnAnswered(self.number, now, now - self._started_s, len(calls), came_true))
         for key, run in list(self._runs.items()):
             if run.state == "queued" or (key not in self._due and run.prepared.policy.reuse == "turn"):
                 self._release(run)
@@ -277,7 +315,8 @@ class Turn:
             return Miss(exc.reason), None, None
         run = self._cache.get(prepared.key, prepared.policy.reads)
         due = self._due[prepared.key] > 0 and not self._settled
-        decision = decide_claim(run.state if run is not None else None, due=due)
+        predicted = prepared.key in self._predicted
+        decision = decide_claim(run.state if run is not None else None, due=due, predicted=predicted)
         if due:
             self._due[prepared.key] -= 1
         return decision, prepared, run
@@ -291,12 +330,14 @@ class Turn:
         reason = decision.reason if isinstance(decision, Miss) else ""
         now = self._loop.time()
         saved_s = 0.0
+        source: str | None = None
         if run is not None and outcome != "miss":
             self._served.add(run)
             saved_s = max(0.0, run.duration_s - waited_s)
-        predicted = prepared is not None and prepared.key in self._predicted
+            source = run.source
+        predicted_by = tuple(self._predicted.get(prepared.key, ())) if prepared is not None else ()
         self._rules.announce(
-            CallResolved(self.number, call.name, outcome, reason, now, saved_s, waited_s, predicted=predicted)
+            CallResolved(self.number, call.name, outcome, reason, now, saved_s, waited_s, predicted_by, source)
         )
         return Claimed(outcome, run.result if run is not None and outcome != "miss" else None)
 
@@ -310,6 +351,7 @@ class Turn:
         if self._settled:
             return
         self._answered = self._settled = True
+        self._load.turn_ended()
         for listener in self._listeners:
             listener.cancel()
         for run in list(self._runs.values()):
@@ -337,6 +379,11 @@ class Turn:
         del self._runs[run.prepared.key]
         if run.prepared.policy.reuse == "turn" or run.state == "queued":
             self._cache.drop(run)
+
+
+def _name_of(schema: ToolSchema) -> str:
+    function = schema.get("function")
+    return str(function.get("name")) if isinstance(function, Mapping) else ""
 
 
 _ANSWER = "answer"

@@ -13,6 +13,7 @@ from langchain_core.tools import BaseTool
 from spectool_core.calls import ToolCall
 from spectool_core.runs import RunContext
 from spectool_core.speculation import Speculation
+from spectool_core.speculators.stream import AnswerStream
 from spectool_core.turn import Turn
 from spectool_langgraph._binding import ToolBinding
 from spectool_langgraph._pregel import GraphRun
@@ -32,6 +33,7 @@ class OpenTurn:
         marked: the marked tools that may be called, by name.
         graph: where the main model was called.
         messages: the prompt, to tell a retry from a new question.
+        answer: where what the main model writes is fed; None if nobody reads it.
 
     `calls` is what the main model answered; `failed` is set while its last attempt has failed.
     """
@@ -43,6 +45,7 @@ class OpenTurn:
         marked: Mapping[str, ToolBinding],
         graph: GraphRun,
         messages: Sequence[BaseMessage],
+        answer: AnswerStream | None = None,
     ) -> None:
         self.turn = turn
         self.speculation = speculation
@@ -50,6 +53,7 @@ class OpenTurn:
         self.loop = graph.loops[0]
         self.step = graph.step
         self.messages = messages
+        self.answer = answer
         self.failed = False
         self.calls: Sequence[ToolCall] = ()
 

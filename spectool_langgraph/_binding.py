@@ -17,6 +17,7 @@ from langchain_core.tools.base import _get_runnable_config_param
 from spectool_core.annotation import ToolPolicy, policy_of
 from spectool_core.calls import ToolCall
 from spectool_core.canonical import CallKey, canonicalize
+from spectool_core.early import acontained, contained
 from spectool_core.errors import NotSpeculatableError
 from spectool_core.runs import NotPrepared, NotReplayable, PreparedCall, Scope
 from spectool_langgraph._isolation import Isolation
@@ -153,10 +154,7 @@ class _EarlyCall:
         isolation = self._isolation(native_async=False)
         args, kwargs = self._received
         kwargs |= self._binding.injected(isolation, native_async=False)
-        try:
-            value = isolation.context.run(self._binding.tool._run, *args, **kwargs)
-        except (SystemExit, asyncio.CancelledError) as error:
-            raise _as_failure(error) from error
+        value = contained(lambda: isolation.context.run(self._binding.tool._run, *args, **kwargs))
         return self._recorded(isolation, value)
 
     async def arun(self) -> Recorded:
@@ -166,15 +164,7 @@ class _EarlyCall:
         kwargs |= self._binding.injected(isolation, native_async=True)
 
         async def in_context() -> Any:
-            try:
-                return await self._binding.tool._arun(*args, **kwargs)
-            except SystemExit as error:  # would end the loop
-                raise _as_failure(error) from error
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-                raise _as_failure(error) from error
+            return await acontained(self._binding.tool._arun(*args, **kwargs))
 
         loop = asyncio.get_running_loop()
         value = await loop.create_task(in_context(), context=isolation.context)
@@ -193,10 +183,6 @@ class _EarlyCall:
             # Stock shows the change in the model's message; a hit would not.
             raise NotReplayable("the tool changed the arguments that it was given")
         return isolation.recorder.recorded(value)
-
-
-def _as_failure(error: BaseException) -> Exception:
-    return RuntimeError(f"the tool raised {type(error).__name__}")
 
 
 def _is_native_async(tool: BaseTool) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tracers.context import register_configure_hook
 from langgraph.prebuilt import ToolNode
@@ -87,6 +87,14 @@ class TurnCallback(BaseCallbackHandler):
         """The main model is asked: start a turn for each `Speculation` whose tools it may call."""
         if run_id not in self._answering:
             self.start_turns(run_id, messages[0], kwargs.get("invocation_params") or {}, explicit=_enlisted.get())
+
+    def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
+        """The main model goes on with its answer."""
+        message = getattr(chunk, "message", None)
+        if isinstance(message, AIMessageChunk) and message.tool_call_chunks:
+            for open_turn in self._answering.get(run_id, ()):
+                if open_turn.answer is not None:
+                    open_turn.answer.feed(_delta(message))
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """The main model has answered."""
@@ -169,6 +177,8 @@ def _turn(tools: Enlisted, graph: GraphRun, messages: list[BaseMessage], params:
     if open_turn is None:
         open_turn = _new_turn(tools, graph, run, messages, params, schemas)
         run.add(open_turn)
+    elif open_turn.answer is not None:
+        open_turn.answer.restart()
     open_turn.failed = False
     return open_turn
 
@@ -186,6 +196,7 @@ def _new_turn(
         native=messages,
         tool_choice=params.get("tool_choice"),
         parallel_tool_calls=params.get("parallel_tool_calls"),
+        answer=(answer := tools.speculation.answer_stream(graph.event_loop)),
     )
     toolbox = RunToolbox(
         tools.marked,
@@ -197,12 +208,24 @@ def _new_turn(
     # none of them is to start turns of its own.
     start_turn = partial(tools.speculation.start_turn, loop=graph.event_loop)
     turn = unseen().run(start_turn, prompt, schemas, toolbox, run.context)
-    return OpenTurn(turn, tools.speculation, tools.marked, graph, messages)
+    return OpenTurn(turn, tools.speculation, tools.marked, graph, messages, answer)
 
 
 def _in_openai_format(messages: list[BaseMessage]) -> Sequence[Mapping[str, Any]]:
     converted = convert_to_openai_messages(messages)
     return converted if isinstance(converted, list) else [converted]
+
+
+def _delta(message: AIMessageChunk) -> Mapping[str, Any]:
+    calls = [
+        {
+            "index": piece["index"],
+            "id": piece["id"],
+            "function": {"name": piece["name"], "arguments": piece["args"]},
+        }
+        for piece in message.tool_call_chunks
+    ]
+    return {"tool_calls": calls}
 
 
 def _calls_in(response: LLMResult) -> Sequence[ToolCall]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import io
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 from uuid import UUID
@@ -12,11 +10,10 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.types import Command
 
+from spectool_core.early import check_reusable, copied
 from spectool_core.runs import NotReplayable
 
 __all__ = ["CustomEvent", "Emission", "Recorded", "Recorder", "StreamChunk"]
-
-_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +129,7 @@ class Recorder(BaseCallbackHandler):
             self.refuse("emitted something that cannot be copied")
 
 
-def copied(value: Any) -> Any:
-    """A value that shares nothing mutable with `value`. Raises NotReplayable where there is no such copy."""
-    if type(value) in _IMMUTABLE or (type(value) is tuple and all(type(item) in _IMMUTABLE for item in value)):
-        return value
-    try:
-        return copy.deepcopy(value)
-    except Exception as error:
-        raise NotReplayable(f"{type(value).__name__} cannot be copied: {error}") from error
-
-
 def _check_reusable(part: Any) -> None:
     if isinstance(part, Command):
         raise NotReplayable("the tool returned a Command")
-    if isinstance(part, Iterator | AsyncIterator | Awaitable | io.IOBase):
-        raise NotReplayable(f"the tool returned {type(part).__name__}, which can be used only once")
+    check_reusable(part)

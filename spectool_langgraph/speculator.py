@@ -8,6 +8,7 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
+from langchain_core.runnables import Runnable
 
 from spectool_core.calls import Prompt, ToolCall, ToolSchema
 from spectool_langgraph._unseen import unseen
@@ -31,17 +32,24 @@ class ChatModelSpeculator:
 
     async def predict(self, prompt: Prompt, tools: Sequence[ToolSchema]) -> AsyncIterator[ToolCall]:
         """Yield the calls of the model's answer; cancelling closes its request."""
+        if prompt.read_text is not None:
+            for call in prompt.read_text((await self._answer(self.model, prompt)).text):
+                yield call
+            return
         settings: dict[str, Any] = {}
         if prompt.tool_choice is not None:
             settings["tool_choice"] = prompt.tool_choice
         if prompt.parallel_tool_calls is not None:
             settings["parallel_tool_calls"] = prompt.parallel_tool_calls
         bound = self.model.bind_tools([dict(tool) for tool in tools], **settings)
-        answering = asyncio.get_running_loop().create_task(bound.ainvoke(_messages(prompt)), context=unseen())
-        message = await answering
+        message = await self._answer(bound, prompt)
         if isinstance(message, AIMessage):
-            for call in message.tool_calls:
-                yield ToolCall(call["name"], call["args"], call["id"])
+            for made in message.tool_calls:
+                yield ToolCall(made["name"], made["args"], made["id"])
+
+    @staticmethod
+    async def _answer(model: Runnable[Any, BaseMessage], prompt: Prompt) -> BaseMessage:
+        return await asyncio.get_running_loop().create_task(model.ainvoke(_messages(prompt)), context=unseen())
 
 
 def as_speculator(given: Any) -> Any:

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
 
-from langgraph.errors import GraphRecursionError
 from openai import OpenAIError
 
 from examples.demo.agent import Setup, run_agent
 from examples.demo.archive import Archive
 from examples.demo.comparison import Comparison
+from examples.demo.frameworks import FRAMEWORKS, Framework, load
 from examples.demo.models import Endpoint, Models, playback
 from examples.demo.pages import serve_pages
 from examples.demo.report import Prices, table
@@ -32,9 +32,10 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demonstration and give the exit code: 0 where speculation changed nothing but the time."""
     options = _parse(arguments)
+    framework: Framework = options.framework
     try:
         return asyncio.run(_demonstrate(options, Screen(terminal_style())))
-    except (OpenAIError, GraphRecursionError, SpectoolError) as error:
+    except (OpenAIError, SpectoolError, framework.endless_error) as error:
         print(f"stopped by {type(error).__name__}: {error}", file=sys.stderr)
         return _UNUSABLE
     except KeyboardInterrupt:
@@ -42,23 +43,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _demonstrate(options: argparse.Namespace, screen: Screen) -> int:
-    async with _setup(options, screen) as setup:
-        comparisons = [await _compare(number, task, setup, screen) for number, task in enumerate(TASKS, 1)]
+    framework: Framework = options.framework
+    tasks = [task.spelled(framework.spelled) for task in TASKS]
+    async with _setup(framework, tasks, options, screen) as setup:
+        comparisons = [await _compare(number, task, setup, screen) for number, task in enumerate(tasks, 1)]
     shown = max(comparisons, key=lambda comparison: comparison.num_early_runs)
     screen.draw(f"\nTime line of the task: {shown.title}\n\n{timeline(shown.charts(), screen.style)}\n")
     measurements = [comparison.measurement() for comparison in comparisons]
     screen.draw(table(measurements, Prices(options.price_in, options.price_out)) + "\n")
     _explain(options, screen)
-    return _judge(comparisons, screen, is_real=options.models is not None)
+    return _judge(comparisons, framework.compared, screen, is_real=options.models is not None)
 
 
 @asynccontextmanager
-async def _setup(options: argparse.Namespace, screen: Screen) -> AsyncIterator[Setup]:
-    screen.say(f"One LangGraph agent on {len(TASKS)} tasks, each run twice: stock, then speculative.")
+async def _setup(
+    framework: Framework, tasks: Sequence[Task], options: argparse.Namespace, screen: Screen
+) -> AsyncIterator[Setup]:
+    screen.say(f"One {framework.title} on {len(tasks)} tasks, each run twice: stock, then speculative.")
     with closing(Archive()) as archive:
         async with (
-            _models(options, screen) as models,
-            models.ready() as (main_model, speculator),
+            _models(tasks, options, screen) as models,
+            models.ready(framework) as (main_model, speculator),
             serve_pages(archive) as site,
         ):
             screen.say(
@@ -66,17 +71,17 @@ async def _setup(options: argparse.Namespace, screen: Screen) -> AsyncIterator[S
                 f"call waits for a declared network delay of {options.tool_delay:g} s before it does its work. A line "
                 "below is one call; its times are those of the turn: the main model's and the tools'."
             )
-            yield Setup(main_model, speculator, site, options.tool_delay)
+            yield Setup(framework, main_model, speculator, site, options.tool_delay)
 
 
 @asynccontextmanager
-async def _models(options: argparse.Namespace, screen: Screen) -> AsyncIterator[Models]:
+async def _models(tasks: Sequence[Task], options: argparse.Namespace, screen: Screen) -> AsyncIterator[Models]:
     if options.models is not None:
         models: Models = options.models
         screen.say(f"Main model: {models.main.model}. Speculator: {models.speculator.model}. Both are real.")
         yield models
         return
-    async with playback(TASKS, main_s=options.main_delay, speculator_s=options.speculator_delay) as played:
+    async with playback(tasks, main_s=options.main_delay, speculator_s=options.speculator_delay) as played:
         screen.say(
             f"The models are PLAYED BACK: a server at {played.main.base_url} says what a script says, the main model "
             f"after {options.main_delay:g} s, the speculator after {options.speculator_delay:g} s and once after twice "
@@ -111,7 +116,7 @@ def _explain(options: argparse.Namespace, screen: Screen) -> None:
     )
 
 
-def _judge(comparisons: Sequence[Comparison], screen: Screen, *, is_real: bool) -> int:
+def _judge(comparisons: Sequence[Comparison], compared: str, screen: Screen, *, is_real: bool) -> int:
     """Say whether speculation changed anything, and give the exit code."""
     num_early_writes = sum(comparison.num_early_writes for comparison in comparisons)
     num_predicted = sum(comparison.num_predicted_writes for comparison in comparisons)
@@ -121,7 +126,7 @@ def _judge(comparisons: Sequence[Comparison], screen: Screen, *, is_real: bool) 
     )
     different = [comparison.title for comparison in comparisons if not comparison.is_same_run]
     if not different:
-        screen.say("Stock and speculative transcripts are equal in every task: messages, calls, ids, order and notes.")
+        screen.say(f"Stock and speculative transcripts are equal in every task: {compared}.")
     elif is_real:
         screen.say(
             f"Real models are sampled anew in each run, so transcripts may differ; here: {', '.join(different)}."
@@ -133,6 +138,9 @@ def _judge(comparisons: Sequence[Comparison], screen: Screen, *, is_real: bool) 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
+    parser.add_argument(
+        "--framework", choices=FRAMEWORKS, default=FRAMEWORKS[0], help="what the agent is built with (%(default)s)"
+    )
     real = parser.add_argument_group("real models, instead of the playback")
     real.add_argument("--model", help="the main model's name")
     real.add_argument("--speculator", help="the speculator's name")
@@ -141,9 +149,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     real.add_argument("--api-key", help="OPENAI_API_KEY if not given; a local server without keys takes any text")
     declared = parser.add_argument_group("declared times, in seconds")
     declared.add_argument(
-        "--tool-delay", type=_seconds, default=0.6, help="network delay of each tool call (%(default)s)"
+        "--tool-delay", type=_seconds, default=0.5, help="network delay of each tool call (%(default)s)"
     )
-    declared.add_argument("--main-delay", type=_seconds, default=0.85, help="main model, played back (%(default)s)")
+    declared.add_argument("--main-delay", type=_seconds, default=0.75, help="main model, played back (%(default)s)")
     declared.add_argument(
         "--speculator-delay", type=_seconds, default=0.15, help="speculator, played back (%(default)s)"
     )
@@ -152,6 +160,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     prices.add_argument("--price-out", type=_dollars, default=0.4, help="tokens written (%(default)s)")
     options = parser.parse_args(arguments)
     options.models = _real_models(parser, options)
+    try:
+        options.framework = load(options.framework)
+    except ImportError as error:
+        parser.error(f"--framework {options.framework}: {error}")
     return options
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
-
-from examples.demo.agent import AgentRun, Turn
+from examples.demo.agent import AgentRun
 from examples.demo.report import Measurement
 from examples.demo.timeline import Chart, Span
+from examples.demo.turns import Turn
 from spectool_core.events import CallResolved, LaunchSkipped, SpeculatorFinished, TurnSettled
 
 __all__ = ["Comparison"]
@@ -29,9 +27,9 @@ class Comparison:
 
     @property
     def is_same_run(self) -> bool:
-        """Whether both have the same messages in the same order, calls and their ids included, and the same notes."""
+        """Whether both have the same transcript and the same notes."""
         stock, speculative = self.stock, self.speculative
-        return _transcript(stock) == _transcript(speculative) and stock.notes == speculative.notes
+        return stock.transcript == speculative.transcript and stock.notes == speculative.notes
 
     @property
     def num_early_writes(self) -> int:
@@ -78,20 +76,6 @@ class Comparison:
     def charts(self) -> list[Chart]:
         """Both runs as charts on one axis."""
         return [Chart("stock", list(_spans(self.stock))), Chart("speculative", list(_spans(self.speculative)))]
-
-
-def _transcript(run: AgentRun) -> list[dict[str, Any]]:
-    return [_essence(message) for message in run.messages]
-
-
-def _essence(message: AnyMessage) -> dict[str, Any]:
-    """What the models see of a message; not its own id, nor how long it took."""
-    essence: dict[str, Any] = {"type": message.type, "content": message.content, "name": message.name}
-    if isinstance(message, AIMessage):
-        essence |= {"tool_calls": message.tool_calls, "invalid_tool_calls": message.invalid_tool_calls}
-    if isinstance(message, ToolMessage):
-        essence |= {"tool_call_id": message.tool_call_id, "status": message.status, "artifact": message.artifact}
-    return essence
 
 
 def _mean_tool_time(run: AgentRun) -> float:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from langchain_openai import ChatOpenAI
 from openai import DefaultAsyncHttpxClient
-from pydantic import SecretStr
 
 from examples.demo.tasks import Task
 from spectool_core.speculators import ModelSpeculator
 from spectool_core.testing import Answer, ModelServer, ScriptedModel
 
+if TYPE_CHECKING:
+    from examples.demo.frameworks import Framework
+
 __all__ = ["Endpoint", "Models", "playback"]
 
 _GREETING = "Say only: ready."
+_MAIN_MODEL = "gpt-4o-mini"
+"""What the played-back main model is called: LlamaIndex's `OpenAI` takes only names that it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +32,6 @@ class Endpoint:
     base_url: str | None
     api_key: str = field(repr=False)
 
-    def chat(self, http: DefaultAsyncHttpxClient) -> ChatOpenAI:
-        """A LangChain chat model that speaks through `http`."""
-        key = SecretStr(self.api_key)
-        return ChatOpenAI(model=self.model, base_url=self.base_url, api_key=key, http_async_client=http)
-
 
 @dataclass(frozen=True, slots=True)
 class Models:
@@ -41,8 +41,10 @@ class Models:
     speculator: Endpoint
 
     @asynccontextmanager
-    async def ready(self) -> AsyncIterator[tuple[ChatOpenAI, ModelSpeculator]]:
-        """Clients of both, each asked once: a wrong name or key shows here, and what is loaded late is loaded now.
+    async def ready(self, framework: Framework) -> AsyncIterator[tuple[Any, ModelSpeculator]]:
+        """The framework's own main model and the speculator, for use.
+
+        Both models were asked once: a wrong name or key shows here, and what is loaded late is loaded now.
 
         Raises:
             OpenAIError: a model does not answer.
@@ -50,9 +52,10 @@ class Models:
         small = self.speculator
         speculator = ModelSpeculator(small.model, base_url=small.base_url, api_key=small.api_key)
         async with DefaultAsyncHttpxClient() as http, aclosing(speculator):
-            main = self.main.chat(http)
-            for chat in (main, small.chat(http)):
-                await chat.ainvoke(_GREETING)
+            main = framework.model(self.main, http)
+            for model in (main, framework.model(small, http)):
+                await framework.ask(model, _GREETING)
+            gc.collect()  # else it falls into one of the runs, and takes tenths of a second after so many imports
             yield main, speculator
 
 
@@ -60,7 +63,7 @@ class Models:
 async def playback(tasks: Sequence[Task], *, main_s: float, speculator_s: float) -> AsyncIterator[Models]:
     """Serve both models from the tasks' scripts; their answers take `main_s` and about `speculator_s`."""
     scripts: Mapping[str, Mapping[str, Sequence[Answer]]] = {
-        "main-model": {task.question: task.main_answers(main_s) for task in tasks},
+        _MAIN_MODEL: {task.question: task.main_answers(main_s) for task in tasks},
         "speculator": {task.question: task.speculator_answers(speculator_s) for task in tasks},
     }
     ready = {_GREETING: Answer("Ready.")}

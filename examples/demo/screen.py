@@ -7,8 +7,9 @@ import shutil
 import sys
 import textwrap
 
-from examples.demo.agent import AgentRun, Call, Turn
+from examples.demo.agent import AgentRun
 from examples.demo.timeline import BLOCKS, Style
+from examples.demo.turns import Call, Turn
 
 __all__ = ["Screen", "terminal_style"]
 

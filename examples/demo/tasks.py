@@ -5,12 +5,16 @@ Only the models' words are written down here. The arguments are real, and the to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from spectool_core.testing import Answer, ScriptedCall
 
-__all__ = ["TASKS", "Task", "TaskTurn"]
+__all__ = ["TASKS", "Spelling", "Task", "TaskTurn"]
+
+Spelling: TypeAlias = Callable[[ScriptedCall], ScriptedCall]
+"""Gives a call of one of `archive_tools` as a framework's models have to make it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,11 @@ class TaskTurn:
     calls: Sequence[ScriptedCall]
     predicted: Sequence[ScriptedCall] | None = None
     slowness: float = 1.0
+
+    def spelled(self, spelling: Spelling) -> TaskTurn:
+        """The same turn in a framework's spelling."""
+        predicted = None if self.predicted is None else [spelling(call) for call in self.predicted]
+        return replace(self, calls=[spelling(call) for call in self.calls], predicted=predicted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,14 @@ class Task:
     turns: Sequence[TaskTurn]
     answer: str
     predicted_last: Sequence[ScriptedCall] = ()
+
+    def spelled(self, spelling: Spelling) -> Task:
+        """The same task in a framework's spelling."""
+        return replace(
+            self,
+            turns=[turn.spelled(spelling) for turn in self.turns],
+            predicted_last=[spelling(call) for call in self.predicted_last],
+        )
 
     def main_answers(self, generation_s: float) -> list[Answer]:
         """The main model's side, each answer taking `generation_s`."""

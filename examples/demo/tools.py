@@ -1,6 +1,7 @@
 """The agent's tools: full-text search, grep, file reading and a page fetch, marked; and a note book, which is not.
 
-Each does its work for real. What is declared is the time that a network would add: every call first waits `delay_s`.
+Plain functions, of which each framework makes its own tools. They do their work for real. What is declared is the time
+that a network would add: every call first waits `delay_s`.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec
-
-from langchain_core.tools import BaseTool, tool
+from typing import Any, ParamSpec, TypeAlias
 
 from examples.demo.archive import Archive, ArchiveError
 from examples.demo.pages import fetch_text
 from spectool_core.annotation import speculatable
 
-__all__ = ["ToolLog", "ToolRun", "archive_tools"]
+__all__ = ["Tool", "ToolLog", "ToolRun", "archive_tools", "received"]
 
 P = ParamSpec("P")
+
+Tool: TypeAlias = Callable[..., Awaitable[str]]
+"""An async function, named as the models call it."""
 
 _MAX_LINES = 20
 
@@ -59,12 +61,10 @@ class ToolLog:
 
     def logged(self, body: Callable[P, Awaitable[str]]) -> Callable[P, Awaitable[str]]:
         """Give `body` with each of its runs written down; signature and name stay."""
-        signature = inspect.signature(body)
 
         @functools.wraps(body)
         async def run(*args: P.args, **kwargs: P.kwargs) -> str:
-            received = signature.bind(*args, **kwargs)
-            received.apply_defaults()
+            arguments = received(body, *args, **kwargs)
             started_s, is_cancelled = self._now(), False
             self._count(+1)
             try:
@@ -73,7 +73,7 @@ class ToolLog:
                 is_cancelled = True
                 raise
             finally:
-                self.runs.append(ToolRun(body.__name__, received.arguments, started_s, self._now(), is_cancelled))
+                self.runs.append(ToolRun(body.__name__, arguments, started_s, self._now(), is_cancelled))
                 self._count(-1)
 
         return run
@@ -90,7 +90,14 @@ class ToolLog:
         return asyncio.get_running_loop().time()
 
 
-def archive_tools(archive: Archive, site: str, log: ToolLog, *, delay_s: float) -> list[BaseTool]:
+def received(tool: Tool, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
+    """The arguments that `tool` receives, defaults included. Raises TypeError where it does not take them."""
+    bound = inspect.signature(tool).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def archive_tools(archive: Archive, site: str, log: ToolLog, *, delay_s: float) -> list[Tool]:
     """Make the tools of one agent run.
 
     Args:
@@ -112,7 +119,6 @@ def archive_tools(archive: Archive, site: str, log: ToolLog, *, delay_s: float) 
 
         return run
 
-    @tool
     @speculatable
     @remote
     async def search(query: str, limit: int = 3) -> str:
@@ -120,7 +126,6 @@ def archive_tools(archive: Archive, site: str, log: ToolLog, *, delay_s: float) 
         passages = archive.search(query, limit)
         return "\n".join(f"{found.path} ({found.heading}): {found.excerpt}" for found in passages) or "nothing found"
 
-    @tool
     @speculatable
     @remote
     async def grep(pattern: str, under: str = "") -> str:
@@ -131,14 +136,12 @@ def archive_tools(archive: Archive, site: str, log: ToolLog, *, delay_s: float) 
             shown.append(f"... and {len(lines) - _MAX_LINES} more")
         return "\n".join(shown) or "no line matches"
 
-    @tool
     @speculatable
     @remote
     async def read_file(path: str) -> str:
         """The whole text of one paper, by its path."""
         return archive.read(path)
 
-    @tool
     @speculatable
     @remote
     async def fetch_page(page: str) -> str:
@@ -146,7 +149,6 @@ def archive_tools(archive: Archive, site: str, log: ToolLog, *, delay_s: float) 
         return await fetch_text(f"{site}/{page}")
 
     # It writes, so it carries no mark, and nothing runs it before the main model asks.
-    @tool
     @remote
     async def save_note(title: str, text: str) -> str:
         """Write a note into the note book that the next shift reads."""

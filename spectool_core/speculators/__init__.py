@@ -2,5 +2,6 @@
 
 from spectool_core.speculators.model import ModelSpeculator
 from spectool_core.speculators.protocol import Speculator, SpeculatorStatistics
+from spectool_core.speculators.stream import StreamSpeculator
 
-__all__ = ["ModelSpeculator", "Speculator", "SpeculatorStatistics"]
+__all__ = ["ModelSpeculator", "Speculator", "SpeculatorStatistics", "StreamSpeculator"]

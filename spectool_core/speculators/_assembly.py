@@ -33,9 +33,13 @@ class CallAssembler:
     A call is complete when the text of its arguments is a non-empty JSON object: no further text can extend it.
     An empty object, or no text, waits for the end, because some servers send `{}` before the arguments.
     `num_malformed` counts the calls that ended as anything but a name with a JSON object.
+
+    Args:
+        only_first: the first call of the choice is completed, or none is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_first: bool = False) -> None:
+        self._only_first = only_first
         self._calls: list[_Call] = []
         self.num_malformed = 0
 
@@ -87,6 +91,8 @@ class CallAssembler:
         arguments = call.arguments()
         if not call.name or arguments is None:
             self.num_malformed += 1
+            return None
+        if self._only_first and call is not self._calls[0]:
             return None
         return ToolCall(call.name, arguments, call.id or None)
 

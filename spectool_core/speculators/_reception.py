@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spectool_core.calls import ToolCall
+from spectool_core.speculators._choices import ChoiceReader
 from spectool_core.speculators._replies import BodyReply, Reply, StreamReply
 
 if TYPE_CHECKING:
@@ -26,13 +27,21 @@ class Reception:
     Args:
         response: an answer of status 200.
         asked_stream: whether a stream was asked for.
+        new_reader: makes what reads the calls out of one choice.
         clock: monotonic seconds.
     """
 
-    def __init__(self, response: ClientResponse, *, asked_stream: bool, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        response: ClientResponse,
+        *,
+        asked_stream: bool,
+        new_reader: Callable[[], ChoiceReader],
+        clock: Callable[[], float],
+    ) -> None:
         kind = response.content_type
         is_stream = kind == "text/event-stream" or (asked_stream and kind != "application/json")
-        self.reply: Reply = StreamReply() if is_stream else BodyReply()
+        self.reply: Reply = StreamReply(new_reader) if is_stream else BodyReply(new_reader)
         self.is_ended = False
         self._content = response.content
         self._clock = clock

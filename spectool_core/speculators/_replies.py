@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 from spectool_core.calls import ToolCall
-from spectool_core.speculators._assembly import CallAssembler, CallPiece
+from spectool_core.speculators._choices import (
+    BrokenDeltaError,
+    CallReader,
+    ChoiceReader,
+    is_integer,
+    list_of_objects,
+)
 from spectool_core.speculators._events import EventLines
 
 __all__ = ["BodyReply", "Reply", "StreamReply", "Usage"]
@@ -41,7 +48,7 @@ class Reply(Protocol):
 
     @property
     def num_malformed_calls(self) -> int:
-        """Tool calls that were no name with a JSON object of arguments."""
+        """What was meant as a tool call and is none."""
         ...
 
     @property
@@ -59,9 +66,14 @@ class Reply(Protocol):
 
 
 class BodyReply:
-    """A reply that is one `chat.completion` object."""
+    """A reply that is one `chat.completion` object.
 
-    def __init__(self) -> None:
+    Args:
+        new_reader: makes what reads the calls out of one choice.
+    """
+
+    def __init__(self, new_reader: Callable[[], ChoiceReader] = CallReader) -> None:
+        self._new_reader = new_reader
         self._body = bytearray()
         self.is_complete = False
         self.num_choices = 0
@@ -86,35 +98,27 @@ class BodyReply:
 
     def _calls(self, choice: Any) -> list[ToolCall]:
         message = choice.get("message") if isinstance(choice, dict) else None
-        entries = message.get("tool_calls") if isinstance(message, dict) else None
-        if not isinstance(entries, list):
+        if not isinstance(message, dict):
             return []
-        assembler = CallAssembler()
-        calls = []
-        for position, entry in enumerate(entries):
-            piece = _piece(entry, position)
-            if piece is None:
-                self.num_malformed_calls += 1
-            elif (call := assembler.feed(piece)) is not None:
-                calls.append(call)
-        calls += _settled(assembler, choice.get("finish_reason"))
-        self.num_malformed_calls += assembler.num_malformed
+        reader = self._new_reader()
+        calls = reader.read_message(message) + _settled(reader, choice.get("finish_reason"))
+        self.num_malformed_calls += reader.num_malformed
         return calls
-
-
-class _BrokenStreamError(Exception):
-    """An event of the stream is no chunk, so what follows cannot be trusted."""
 
 
 class StreamReply:
     """A reply that is a stream of `chat.completion.chunk` events, ended by `[DONE]`.
 
     After an event that is no chunk nothing more is completed, since a piece of some call may be missing.
+
+    Args:
+        new_reader: makes what reads the calls out of one choice.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, new_reader: Callable[[], ChoiceReader] = CallReader) -> None:
+        self._new_reader = new_reader
         self._events = EventLines()
-        self._choices: dict[int, CallAssembler] = {}
+        self._choices: dict[int, ChoiceReader] = {}
         self._ended: set[int] = set()
         self._is_done = False
         self._is_broken = False
@@ -132,8 +136,8 @@ class StreamReply:
 
     @property
     def num_malformed_calls(self) -> int:
-        """Tool calls that were no name with a JSON object of arguments."""
-        return sum(assembler.num_malformed for assembler in self._choices.values())
+        """What was meant as a tool call and is none."""
+        return sum(reader.num_malformed for reader in self._choices.values())
 
     def feed(self, data: bytes) -> list[ToolCall]:
         """Return the calls that these bytes complete, in the order of the stream."""
@@ -141,7 +145,7 @@ class StreamReply:
         try:
             for event in self._events.feed(data):
                 self._read(event, calls)
-        except _BrokenStreamError:
+        except BrokenDeltaError:
             self._is_broken = True
         return calls
 
@@ -160,28 +164,24 @@ class StreamReply:
             return
         chunk = _parsed(event)
         if not chunk or chunk.get("error"):
-            raise _BrokenStreamError
+            raise BrokenDeltaError
         self.usage = _usage(chunk) or self.usage
-        for position, choice in enumerate(_list_of_objects(chunk.get("choices"))):
+        for position, choice in enumerate(list_of_objects(chunk.get("choices"))):
             self._read_choice(choice, position, calls)
 
     def _read_choice(self, choice: dict[str, Any], position: int, calls: list[ToolCall]) -> None:
         given = choice.get("index")
-        index = given if _is_integer(given) else position
-        assembler = self._choices.get(index)
-        if assembler is None:
+        index = given if is_integer(given) else position
+        reader = self._choices.get(index)
+        if reader is None:
             if len(self._choices) == _MAX_CHOICES:
-                raise _BrokenStreamError
-            assembler = self._choices[index] = CallAssembler()
+                raise BrokenDeltaError
+            reader = self._choices[index] = self._new_reader()
         if index in self._ended:
             return
         delta = choice.get("delta")
-        for entry in _list_of_objects(delta.get("tool_calls") if isinstance(delta, dict) else None):
-            piece = _piece(entry, None)
-            if piece is None:
-                raise _BrokenStreamError
-            if (call := assembler.feed(piece)) is not None:
-                calls.append(call)
+        if isinstance(delta, dict):
+            calls += reader.read_delta(delta)
         if choice.get("finish_reason"):
             self._end_choice(index, choice["finish_reason"], calls)
 
@@ -191,12 +191,12 @@ class StreamReply:
             calls += _settled(self._choices[index], finish_reason)
 
 
-def _settled(assembler: CallAssembler, finish_reason: Any) -> list[ToolCall]:
-    """End a choice: what its finish reason says of the calls that have not closed."""
+def _settled(reader: ChoiceReader, finish_reason: Any) -> list[ToolCall]:
+    """End a choice: what its finish reason says of what has not come to its own end."""
     if isinstance(finish_reason, str) and finish_reason in _CUT_SHORT:
-        assembler.cut()
+        reader.cut()
         return []
-    return assembler.finish()
+    return reader.finish()
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
@@ -208,43 +208,6 @@ def _parsed(text: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _list_of_objects(value: Any) -> list[dict[str, Any]]:
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise _BrokenStreamError
-    return value
-
-
-def _piece(entry: Any, index: int | None) -> CallPiece | None:
-    """One entry of `tool_calls`; None where it is no call of a function. `index` is used where it is given."""
-    function = entry.get("function", {}) if isinstance(entry, dict) else None
-    if not isinstance(function, dict):
-        return None
-    if index is None and _is_integer(entry.get("index")):
-        index = entry["index"]
-    try:
-        arguments = _arguments_text(function.get("arguments"))
-    except RecursionError:
-        return None
-    return CallPiece(index, _text(entry.get("id")), _text(function.get("name")), arguments)
-
-
-def _arguments_text(arguments: Any) -> str:
-    """Arguments as the text that they should have been: some servers send the object itself."""
-    if arguments is None or isinstance(arguments, str):
-        return arguments or ""
-    return json.dumps(arguments)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _is_integer(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _usage(completion: dict[str, Any]) -> Usage | None:
     usage = completion.get("usage")
     if not isinstance(usage, dict):
@@ -253,4 +216,4 @@ def _usage(completion: dict[str, Any]) -> Usage | None:
 
 
 def _count(value: Any) -> int:
-    return max(0, value) if _is_integer(value) else 0
+    return max(0, value) if is_integer(value) else 0

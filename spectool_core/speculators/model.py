@@ -8,10 +8,12 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from spectool_core.calls import Prompt, ToolCall, ToolSchema
 from spectool_core.errors import ConfigurationError
+from spectool_core.speculators._choices import ChoiceReader, reader_for
 from spectool_core.speculators._endpoint import resolve_endpoint
 from spectool_core.speculators._merge import merged
 from spectool_core.speculators._pace import StreamingPace
@@ -50,11 +52,14 @@ class ModelSpeculator:
         num_samples: answers asked for in each turn (the paper's λ); equal calls among them are yielded once. One
             request with `n`, or as many requests once the endpoint has refused or ignored `n`.
         streaming: True yields each call when its arguments have closed, at some client CPU for each token; False
-            yields all calls at the end; "auto" streams while that is measurably worth it (see `StreamingPace`).
+            yields all calls at the end; "auto" streams while that is measurably worth it (see `StreamingPace`), which
+            it never is where calls are read from text (`Prompt.read_text`).
         temperature: None leaves it to the endpoint; some of OpenAI's models refuse any.
         max_tokens: bound on each answer, sent as `max_completion_tokens` to OpenAI and as `max_tokens` to others;
             None sets none: the request is cancelled anyway when the main model has answered.
         timeout_s: for a whole request.
+        prompt_token_cost: what a million tokens of prompts cost, in the currency of `ToolPolicy.cost`.
+        completion_token_cost: the same for what the model writes.
         extra_body: more fields of the request, such as `{"reasoning_effort": "minimal"}`.
         extra_headers: more HTTP headers.
         name: what events call this speculator; None is the model's name.
@@ -75,6 +80,8 @@ class ModelSpeculator:
         temperature: float | None = None,
         max_tokens: int | None = None,
         timeout_s: float = 30.0,
+        prompt_token_cost: float = 0.0,
+        completion_token_cost: float = 0.0,
         extra_body: Mapping[str, Any] | None = None,
         extra_headers: Mapping[str, str] | None = None,
         name: str | None = None,
@@ -88,12 +95,17 @@ class ModelSpeculator:
         if max_tokens is not None:
             _require(_is_count(max_tokens), "max_tokens", max_tokens, "None or an integer of at least 1")
         _require(_is_number(timeout_s) and timeout_s > 0, "timeout_s", timeout_s, "a number of seconds above 0")
+        _require(_is_number(prompt_token_cost), "prompt_token_cost", prompt_token_cost, "a number of at least 0")
+        _require(
+            _is_number(completion_token_cost), "completion_token_cost", completion_token_cost, "a number of at least 0"
+        )
         _require(name is None or _is_text(name), "name", name, "None or some text")
         self.model = model
         self.name = name or model
         self.num_samples = num_samples
         self._endpoint = resolve_endpoint(base_url, api_key, extra_headers)
         self._streaming = streaming
+        self._token_costs = prompt_token_cost, completion_token_cost
         self._clock = clock
         self._settings: dict[str, Any] = {"model": model}
         if temperature is not None:
@@ -113,9 +125,10 @@ class ModelSpeculator:
 
     async def predict(self, prompt: Prompt, tools: Sequence[ToolSchema]) -> AsyncGenerator[ToolCall]:
         """Yield the calls that the model makes, each once, as soon as they are complete; see `Speculator`."""
-        if not tools or prompt.tool_choice == "none" or self._clock() < self._paused_until_s:
+        if not _may_call(prompt, tools) or self._clock() < self._paused_until_s:
             return
-        requests = [self._ask(body, options) for body, options in self._bodies(prompt, tools)]
+        reader = reader_for(prompt)
+        requests = [self._ask(body, options, reader) for body, options in self._bodies(prompt, tools)]
         seen: set[tuple[str, str]] = set()
         async with aclosing(requests[0] if len(requests) == 1 else merged(requests)) as calls:
             async for call in calls:
@@ -126,7 +139,10 @@ class ModelSpeculator:
 
     def statistics(self) -> SpeculatorStatistics:
         """Count what this speculator has cost so far; the tokens of requests that were cut off are not known."""
-        return self._tally.value()
+        value = self._tally.value()
+        prompt_cost, completion_cost = self._token_costs
+        tokens_cost = value.num_prompt_tokens * prompt_cost + value.num_completion_tokens * completion_cost
+        return replace(value, cost=tokens_cost / 1e6)
 
     async def aclose(self) -> None:
         """Close the connections; a later `predict` opens new ones. Not needed where the event loop ends properly."""
@@ -134,22 +150,32 @@ class ModelSpeculator:
 
     def _bodies(self, prompt: Prompt, tools: Sequence[ToolSchema]) -> list[tuple[bytes, frozenset[str]]]:
         """The requests of one turn, each with the optional fields that it makes use of."""
-        fields = {**self._settings, "messages": list(prompt.messages), "tools": list(tools)}
-        if prompt.tool_choice is not None:
-            fields["tool_choice"] = prompt.tool_choice
-        if prompt.parallel_tool_calls is not None:
-            fields["parallel_tool_calls"] = prompt.parallel_tool_calls
+        fields = {**self._settings, "messages": list(prompt.messages)}
+        tool_options = {"tool_choice": prompt.tool_choice, "parallel_tool_calls": prompt.parallel_tool_calls}
+        if prompt.read_text is None:
+            fields["tools"] = list(tools)
+            fields |= {name: value for name, value in tool_options.items() if value is not None}
+        else:
+            # Not even those of `extra_body`: endpoints refuse them where there are no tools.
+            fields = {name: value for name, value in fields.items() if name not in tool_options}
         options: dict[str, Any] = {}
         if self.num_samples > 1 and "n" not in self._refused:
             options["n"] = self.num_samples
-        if self._pace.streams_next() if self._streaming == "auto" else self._streaming:
+        if self._streams(prompt):
             options["stream"] = True
             if "stream_options" not in self._refused:
                 options["stream_options"] = {"include_usage": True}
         body = json.dumps({**fields, **options}, separators=(",", ":"), default=dict).encode()
         return [(body, frozenset(options))] * (1 if "n" in options else self.num_samples)
 
-    async def _ask(self, body: bytes, options: frozenset[str]) -> AsyncGenerator[ToolCall]:
+    def _streams(self, prompt: Prompt) -> bool:
+        if self._streaming == "auto":
+            return prompt.read_text is None and self._pace.streams_next()
+        return self._streaming
+
+    async def _ask(
+        self, body: bytes, options: frozenset[str], new_reader: Callable[[], ChoiceReader]
+    ) -> AsyncGenerator[ToolCall]:
         """Send one request and yield its calls; whatever becomes of it is counted."""
         outcome: _Outcome = "cancelled"
         reception: Reception | None = None
@@ -161,7 +187,9 @@ class ModelSpeculator:
                     await self._heed_refusal(response, options)
                     outcome = "failed"
                     return
-                reception = Reception(response, asked_stream="stream" in options, clock=self._clock)
+                reception = Reception(
+                    response, asked_stream="stream" in options, new_reader=new_reader, clock=self._clock
+                )
                 while not reception.is_ended:
                     for call in await reception.next_calls():
                         yield call
@@ -203,7 +231,7 @@ class ModelSpeculator:
             return
         if "n" in options and reply.num_choices < self.num_samples:
             self._refused.add("n")
-        if isinstance(reply, StreamReply):
+        if "stream" in options and isinstance(reply, StreamReply):
             ended_s = self._clock()
             self._pace.observe(ended_s - started_s, reception.leads_s(ended_s))
 
@@ -230,6 +258,10 @@ def speculator_from_string(text: str) -> ModelSpeculator:
     if provider != "openai" or not model.strip():
         raise ConfigurationError("speculators", text, '"openai:MODEL", such as "openai:gpt-5-nano"')
     return ModelSpeculator(model)
+
+
+def _may_call(prompt: Prompt, tools: Sequence[ToolSchema]) -> bool:
+    return prompt.read_text is not None or (bool(tools) and prompt.tool_choice != "none")
 
 
 def _require(is_allowed: bool, field: str, value: Any, allowed: str) -> None:

@@ -22,13 +22,19 @@ class Speculator(Protocol):
     """
 
     def predict(self, prompt: Prompt, tools: Sequence[ToolSchema]) -> AsyncIterator[ToolCall]:
-        """Yield predicted calls for `prompt`, where the model may choose from `tools` (OpenAI format)."""
+        """Yield predicted calls for `prompt`, where the model may choose from `tools` (OpenAI format).
+
+        Where `prompt.read_text` is set, the main model was not given the tools and its calls are read from its text.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculatorStatistics:
-    """What one speculator has cost so far. Counts only; ratios are left to the reader."""
+    """What one speculator has cost so far. Counts only; ratios are left to the reader.
+
+    `cost` is in a currency of the user's choice, the one of `ToolPolicy.cost`.
+    """
 
     num_requests: int = 0
     num_cancelled_requests: int = 0
@@ -36,3 +42,4 @@ class SpeculatorStatistics:
     num_malformed_calls: int = 0
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
+    cost: float = 0.0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from spectool_core.calls import Message, Prompt, ToolCall, ToolSchema
 from spectool_core.speculators.protocol import SpeculatorStatistics
@@ -116,7 +117,8 @@ class ScriptedSpeculator:
     """A `Speculator` that predicts what a scripted model says, on the running loop's own clock.
 
     Calls come when their last token is generated, those of equal samples once for each; arguments that are no JSON
-    object are counted as malformed and not predicted; a fault is raised as ScriptedFaultError.
+    object are counted as malformed and not predicted; a fault is raised as ScriptedFaultError. Where the prompt has a
+    `read_text`, its calls come instead, when the text's choice has ended; where it raises, it is counted as malformed.
 
     Args:
         model: a `ScriptedModel`, most often the main model's script with an `acceptance_rate`; or a script.
@@ -156,34 +158,51 @@ class ScriptedSpeculator:
         """Yield the scripted calls for `prompt`."""
         request = self._playback.request(prompt.messages, tools, n=self._num_samples)
         generation = Generation(request, self._model)
-        async with aclosing(self._playback.play(generation, _timed_calls(generation))) as played:
-            async for call in played:
-                arguments = _parsed(call)
-                if arguments is None:
-                    self._num_malformed_calls += call is not None
-                elif call is not None:
+        said = _timed_calls(generation) if prompt.read_text is None else _timed_readings(generation, prompt.read_text)
+        if not generation.is_cut:
+            said = [*said, (generation.generation_s, list)]  # the answer's end
+        async with aclosing(self._playback.play(generation, said)) as played:
+            async for calls_in in played:
+                try:
+                    calls = list(calls_in())
+                except Exception:
+                    self._num_malformed_calls += 1
+                    continue
+                for call in calls:
                     self._num_predictions += 1
-                    yield ToolCall(call.name, arguments, call.id)
+                    yield call
 
 
-def _timed_calls(generation: Generation) -> Sequence[tuple[float, ScriptedCall | None]]:
-    """Lay out the calls that the client gets, each at its last token; then None, which is the answer's end."""
-    deltas = [(delta.due_s, choice, delta) for choice in generation.choices for delta in choice.deltas()]
+_Said: TypeAlias = tuple[float, Callable[[], Sequence[ToolCall]]]
+"""A moment of the answer, and what reads the calls out of what it completes, or raises."""
+
+
+def _timed_calls(generation: Generation) -> Sequence[_Said]:
+    """Lay out the calls that the client gets, each at its last token."""
+    deltas = [(delta.due_s, choice, delta) for choice in generation.sent_choices for delta in choice.deltas()]
     deltas.sort(key=lambda timed: timed[0])
-    timed: list[tuple[float, ScriptedCall | None]] = [
-        (due_s, choice.calls[delta.completes_call])
+    return [
+        (due_s, partial(_parsed, choice.calls[delta.completes_call]))
         for due_s, choice, delta in generation.sent(deltas)
         if delta.completes_call is not None
     ]
-    return timed if generation.is_cut else [*timed, (generation.generation_s, None)]
 
 
-def _parsed(call: ScriptedCall | None) -> Mapping[str, Any] | None:
-    try:
-        arguments = None if call is None else json.loads(call.text)
-    except ValueError:
-        return None
-    return arguments if isinstance(arguments, dict) else None
+def _timed_readings(generation: Generation, read_text: Callable[[str], Sequence[ToolCall]]) -> Sequence[_Said]:
+    """Lay out the texts that the client gets to their own ends, each at the end of its choice."""
+    whole = [] if generation.is_cut else [choice for choice in generation.sent_choices if choice.answer.text.strip()]
+    return [
+        (choice.generation_s, partial(read_text, choice.answer.text))
+        for choice in sorted(whole, key=lambda choice: choice.generation_s)
+        if choice.finish_reason not in ("length", "content_filter")
+    ]
+
+
+def _parsed(call: ScriptedCall) -> Sequence[ToolCall]:
+    arguments = json.loads(call.text)
+    if not isinstance(arguments, dict):
+        raise ValueError(f"{call.text} is no JSON object")
+    return [ToolCall(call.name, arguments, call.id)]
 
 
 async def _fail_at_once(fault: Fault | None, started_s: float) -> None:

@@ -51,7 +51,7 @@ class ScriptedModel:
             the request's own `seed`, so runs repeat exactly. The script's times, reasoning, latches and faults are then
             the main model's and not played. None plays the script as it is.
         seed: of the draws.
-        wrong_answer: makes the wrong answer from the right one.
+        wrong_answer: makes the wrong answer from the right one; the default makes wrong calls and leaves text as it is.
         quirks: departures from the wire format.
         max_num_deltas: bound on the pieces in which one answer is streamed; tokens are coalesced to keep it.
 

@@ -59,6 +59,11 @@ class Generation:
         return max(choice.generation_s for choice in self.choices)
 
     @property
+    def sent_choices(self) -> Sequence[Timeline]:
+        """The choices that the client gets to see: none, where that is the fault."""
+        return [] if isinstance(self.fault, EmptyChoices) else self.choices
+
+    @property
     def num_reasoning_tokens(self) -> int:
         """Reasoning tokens of all choices."""
         return sum(choice.num_reasoning_tokens for choice in self.choices)
@@ -113,18 +118,17 @@ class Generation:
         """Give the answer as one `chat.completion`."""
         choices = [
             {"index": index, "message": choice.message(), "logprobs": None, "finish_reason": choice.finish_reason}
-            for index, choice in enumerate(self.choices)
+            for index, choice in enumerate(self.sent_choices)
         ]
         return {
             **self._envelope("chat.completion"),
-            "choices": [] if isinstance(self.fault, EmptyChoices) else choices,
+            "choices": choices,
             "usage": self.usage(),
         }
 
     def chunks(self) -> Sequence[TimedChunk]:
         """Give the answer as chunks in the order of their times; the last one carries usage where it was asked for."""
-        chunks = [] if isinstance(self.fault, EmptyChoices) else list(self._choice_chunks())
-        chunks.sort(key=lambda timed: timed.due_s)
+        chunks = sorted(self._choice_chunks(), key=lambda timed: timed.due_s)
         options = self.request.body.get("stream_options") or {}
         if options.get("include_usage") or not chunks:
             usage = {"usage": self.usage()} if options.get("include_usage") else {}
@@ -132,7 +136,7 @@ class Generation:
         return chunks
 
     def _choice_chunks(self) -> Iterator[TimedChunk]:
-        for index, timeline in enumerate(self.choices):
+        for index, timeline in enumerate(self.sent_choices):
             for delta in timeline.deltas():
                 yield TimedChunk(delta.due_s, self._chunk([_choice(index, delta.content, None)]))
             yield TimedChunk(timeline.generation_s, self._chunk([_choice(index, {}, timeline.finish_reason)]))

@@ -154,9 +154,10 @@ def start(
     *,
     loop: asyncio.AbstractEventLoop | None = None,
     background: bool = False,
+    tools: Sequence[ToolSchema] = (),
 ) -> Turn:
     home = None if background else loop or asyncio.get_running_loop()
-    return speculation.start_turn(PROMPT, [], toolbox, context, loop=home)
+    return speculation.start_turn(PROMPT, tools, toolbox, context, loop=home)
 
 
 async def real_call(toolbox: FakeToolbox, claimed: Claimed, asked: ToolCall) -> Any:
@@ -173,9 +174,10 @@ async def take_turn(
     *calls: ToolCall,
     generation_s: float = 1.0,
     context: RunContext = RUN,
+    tools: Sequence[ToolSchema] = (),
 ) -> list[tuple[str, Any]]:
     """One whole turn of a framework that runs the calls of an answer at once: outcomes and results in order."""
-    turn = start(speculation, toolbox, context)
+    turn = start(speculation, toolbox, context, tools=tools)
     await asyncio.sleep(generation_s)
     turn.answer(calls)
 

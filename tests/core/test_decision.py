@@ -49,5 +49,9 @@ def test_nothing_is_ever_launched_while_a_reason_is_left() -> None:
     ],
 )
 def test_a_due_call_is_served_by_a_run_that_began_and_did_not_fail(state: str | None, decision: object) -> None:
-    assert decide_claim(state, due=True) == decision
-    assert decide_claim(state, due=False) == Miss("already_served")
+    assert decide_claim(state, due=True, predicted=False) == decision
+    assert decide_claim(state, due=False, predicted=False) == Miss("already_served")
+
+
+def test_a_call_that_was_named_and_not_run_is_told_from_one_that_nobody_named() -> None:
+    assert decide_claim(None, due=True, predicted=True) == Miss("not_run")

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from spectool_core.errors import ConfigurationError
 from spectool_core.events import Event
 from spectool_core.runs import RunContext
 from spectool_core.speculation import Speculation
-from spectool_core.statistics import SpeculationStatistics, ToolStatistics
+from spectool_core.statistics import SourceStatistics, SpeculationStatistics, ToolStatistics
 from spectool_core.testing import FakeTool, Latch, LeakCheck
 from spectool_core.turn import Claimed
 from tests.core.fakes import (
@@ -193,7 +194,7 @@ async def test_the_counts_of_several_turns() -> None:
     assert [outcome for outcome, _ in await take_turn(speculation, toolbox, call(query="z"))] == ["miss"]
     speculation.observe(toolbox.tool("search"), observed(succeeded=True))
     statistics = speculation.statistics()
-    assert statistics == SpeculationStatistics(
+    assert replace(statistics, assessments=()) == SpeculationStatistics(
         num_turns=2,
         num_answered_turns=2,
         num_settled_turns=2,
@@ -213,6 +214,10 @@ async def test_the_counts_of_several_turns() -> None:
             "slow": ToolStatistics(
                 num_joins=1, num_predicted=1, num_runs_succeeded=1, num_runs_cancelled=1, saved_s=0.5
             ),
+        },
+        speculators={
+            "fake": SourceStatistics(num_turns=2, num_predictions=6, num_right=2, num_hits=2, saved_s=1.0),
+            "fake-2": SourceStatistics(num_turns=2),
         },
     )
     with pytest.raises(TypeError):
@@ -241,7 +246,7 @@ def test_fifty_event_loops_leave_no_cache_no_task_and_no_thread_behind() -> None
     hang = FakeTool("hang", latency_s=3600)
     toolbox.add(hang, ToolPolicy(reuse="ttl"))
     with LeakCheck():
-        speculation = Speculation([Predicts(call("a"), call("b"), call("hang"), delay_s=0)])
+        speculation = Speculation([Predicts(call("a"), call("b"), call("hang"), delay_s=0)], adaptive=False)
         loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
 
         async def run() -> None:
@@ -385,7 +390,7 @@ def test_agents_in_many_threads_each_get_their_own_results() -> None:
 async def test_one_thousand_runs_leave_nothing_of_theirs_behind() -> None:
     tool = search(0.1)
     toolbox = toolbox_of(tool, policy=ToolPolicy(reuse="ttl"))
-    speculation = Speculation([Predicts(call(), delay_s=0)])
+    speculation = Speculation([Predicts(call(), delay_s=0)], adaptive=False)
 
     class Identity:
         pass

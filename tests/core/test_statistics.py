@@ -6,17 +6,19 @@ import threading
 import pytest
 
 from spectool_core.events import (
+    CallPredicted,
     CallResolved,
     Event,
     LaunchSkipped,
     RunFinished,
     SpeculatorFinished,
+    SpeculatorSkipped,
     TurnAnswered,
     TurnSettled,
     TurnStarted,
     announce,
 )
-from spectool_core.statistics import Counters, SpeculationStatistics, ToolStatistics
+from spectool_core.statistics import Counters, SourceStatistics, SpeculationStatistics, ToolStatistics
 from tests.core.fakes import observed
 
 
@@ -36,8 +38,11 @@ def test_nothing_happened() -> None:
 
 def test_every_event_is_counted_where_it_belongs() -> None:
     statistics = counted(
-        TurnStarted(1, 0.0, 2),
-        TurnStarted(2, 0.0, 2),
+        TurnStarted(1, 0.0, ("s", "t")),
+        TurnStarted(2, 0.0, ("s", "t")),
+        SpeculatorSkipped(2, "t", "no_gain"),
+        CallPredicted(1, "a", "s", 0.5, None),
+        CallPredicted(1, "a", "t", 0.6, 0.9),
         SpeculatorFinished(1, "s", 0.0, 1.0, 3, "finished"),
         SpeculatorFinished(1, "t", 0.0, 1.0, 1, "cancelled"),
         SpeculatorFinished(2, "s", 0.0, 1.0, 0, "failed"),
@@ -47,10 +52,10 @@ def test_every_event_is_counted_where_it_belongs() -> None:
         RunFinished(1, "a", "s", 0.0, 1.0, "timed_out"),
         RunFinished(1, "a", "s", 0.0, 1.0, "not_replayable"),
         RunFinished(1, "b", "s", None, 1.0, "cancelled"),
-        TurnAnswered(1, 2.0, 2.0, 2),
-        CallResolved(1, "a", "hit", "", 2.0, 1.0, 0.0, predicted=True),
-        CallResolved(1, "a", "join", "", 2.0, 0.5, 0.5, predicted=True),
-        CallResolved(1, "b", "miss", "queued", 2.0, 0.0, 0.0, predicted=False),
+        TurnAnswered(1, 2.0, 2.0, 2, (("s", "a"), ("t", "a"))),
+        CallResolved(1, "a", "hit", "", 2.0, 1.0, 0.0, ("s", "t"), "s"),
+        CallResolved(1, "a", "join", "", 2.0, 0.5, 0.5, ("s",), "s"),
+        CallResolved(1, "b", "miss", "queued", 2.0, 0.0, 0.0),
         observed("b", succeeded=True),
         observed("c", marked=False, succeeded=False),
         TurnSettled(1, 4.0, 5, 3),
@@ -79,6 +84,11 @@ def test_every_event_is_counted_where_it_belongs() -> None:
             "b": ToolStatistics(num_misses=1, num_runs_cancelled=1, num_real_runs=1),
             "c": ToolStatistics(num_real_runs=1),
         },
+        speculators={
+            "s": SourceStatistics(num_turns=2, num_predictions=1, num_right=1, num_hits=2, saved_s=1.5),
+            "t": SourceStatistics(num_turns=1, num_skipped_turns=1, num_predictions=1, num_right=1),
+        },
+        resting={"a": "not_replayable"},
     )
     assert statistics.tools["a"].num_speculative_runs == 4
     assert statistics.tools["a"].acceptance_rate == 1.0
@@ -93,7 +103,7 @@ def test_a_snapshot_is_frozen_and_does_not_follow_later_events() -> None:
     counters(LaunchSkipped(1, "a", "s", "duplicate"))
     before = counters.snapshot()
     counters(LaunchSkipped(1, "a", "s", "duplicate"))
-    counters(TurnStarted(1, 0.0, 1))
+    counters(TurnStarted(1, 0.0, ("s",)))
     assert before.tools["a"].num_skipped == 1
     assert before.num_turns == 0
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -109,8 +119,8 @@ def test_no_event_of_another_thread_is_lost() -> None:
 
     def count() -> None:
         for _ in range(500):
-            counters(TurnStarted(1, 0.0, 1))
-            counters(CallResolved(1, "a", "hit", "", 0.0, 1.0, 0.0, predicted=True))
+            counters(TurnStarted(1, 0.0, ("s",)))
+            counters(CallResolved(1, "a", "hit", "", 0.0, 1.0, 0.0, ("s",), "s"))
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
@@ -135,6 +145,6 @@ def test_a_hook_that_raises_stops_neither_the_others_nor_the_caller(caplog: pyte
     def broken(event: Event) -> None:
         raise RuntimeError("broken hook")
 
-    announce([broken, heard.append, broken], TurnStarted(1, 0.0, 1))
-    assert heard == [TurnStarted(1, 0.0, 1)]
+    announce([broken, heard.append, broken], TurnStarted(1, 0.0, ("s",)))
+    assert heard == [TurnStarted(1, 0.0, ("s",))]
     assert [record.getMessage() for record in caplog.records] == ["a hook failed on TurnStarted"] * 2

@@ -49,7 +49,7 @@ async def test_a_prediction_that_came_true_in_time_is_a_hit() -> None:
     turn.answer([call(id="call_0")])
     assert await turn.claim(call(id="call_0")) == Claimed("hit", "x#1")
     assert now() == 1.0
-    assert hook.of(CallResolved) == [CallResolved(1, "search", "hit", "", 1.0, 0.5, 0.0, predicted=True)]
+    assert hook.of(CallResolved) == [CallResolved(1, "search", "hit", "", 1.0, 0.5, 0.0, ("fake",), "fake")]
     assert hook.of(RunFinished) == [RunFinished(1, "search", "fake", 0.25, 0.75, "succeeded")]
     assert hook.of(TurnSettled) == [TurnSettled(1, 1.0, 1, 0)]
     assert tool.statistics().num_started == 1
@@ -64,7 +64,7 @@ async def test_a_run_in_flight_is_joined_and_takes_only_what_is_left() -> None:
     turn.answer([call()])
     assert await turn.claim(call()) == Claimed("join", "x#1")
     assert now() == 2.25
-    assert hook.of(CallResolved) == [CallResolved(1, "search", "join", "", 2.25, 0.75, 1.25, predicted=True)]
+    assert hook.of(CallResolved) == [CallResolved(1, "search", "join", "", 2.25, 0.75, 1.25, ("fake",), "fake")]
     assert tool.statistics().num_started == 1
 
 
@@ -142,7 +142,7 @@ async def test_a_joined_run_that_fails_is_a_miss_when_it_fails() -> None:
     turn.answer([call()])
     assert await turn.claim(call()) == Claimed("miss")
     assert now() == 2.25
-    assert hook.of(CallResolved) == [CallResolved(1, "search", "miss", "failed", 2.25, 0.0, 1.25, predicted=True)]
+    assert hook.of(CallResolved) == [CallResolved(1, "search", "miss", "failed", 2.25, 0.0, 1.25, ("fake",))]
 
 
 @virtual
@@ -385,8 +385,11 @@ async def test_the_numbers_and_the_times_of_the_events_are_those_of_the_turn() -
     await asyncio.sleep(5)
     for _ in range(2):
         await take_turn(speculation, toolbox_of(search(0.5)), call())
-    assert hook.of(TurnStarted) == [TurnStarted(1, 5.0, 1), TurnStarted(2, 6.0, 1)]
-    assert hook.of(TurnAnswered) == [TurnAnswered(1, 6.0, 1.0, 1), TurnAnswered(2, 7.0, 1.0, 1)]
+    assert hook.of(TurnStarted) == [TurnStarted(1, 5.0, ("fake",)), TurnStarted(2, 6.0, ("fake",))]
+    assert hook.of(TurnAnswered) == [
+        TurnAnswered(1, 6.0, 1.0, 1, (("fake", "search"),)),
+        TurnAnswered(2, 7.0, 1.0, 1, (("fake", "search"),)),
+    ]
     assert hook.of(SpeculatorFinished)[1] == SpeculatorFinished(2, "fake", 6.0, 6.25, 1, "finished")
 
 

@@ -287,7 +287,7 @@ async def test_a_thousand_turns_of_wrong_predictions_leave_nothing_behind() -> N
 
     tool = FakeTool("search", latency_s=0.1, result=result)
     toolbox = toolbox_of(tool)
-    speculation = Speculation([FromFunction(babble)], max_runs_per_turn=10, max_runs_per_tool=10)
+    speculation = Speculation([FromFunction(babble)], max_runs_per_turn=10, max_runs_per_tool=10, adaptive=False)
     for _ in range(1000):
         turn = start(speculation, toolbox)
         await asyncio.sleep(1)

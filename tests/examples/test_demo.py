@@ -4,14 +4,17 @@ import re
 from dataclasses import replace
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
 
 from examples.demo.__main__ import main
-from examples.demo.agent import AgentRun, Turn
+from examples.demo.agent import AgentRun
 from examples.demo.comparison import Comparison
+from examples.demo.frameworks import FRAMEWORKS
 from examples.demo.tasks import TASKS
 from examples.demo.tools import ToolRun
+from examples.demo.turns import Turn
 from spectool_core.testing import Answer, ModelServer, ScriptedCall
+
+TITLES = {"langgraph": "One LangGraph agent ", "llamaindex": "One LlamaIndex FunctionAgent, "}
 
 QUICK = ["--tool-delay", "0.01", "--main-delay", "0.02", "--speculator-delay", "0"]
 
@@ -31,30 +34,36 @@ def only(monkeypatch):
     return leave
 
 
-def test_played_back(capsys, only):
+@pytest.fixture(params=FRAMEWORKS)
+def framework(request):
+    return ["--framework", request.param]
+
+
+def test_played_back(capsys, only, framework):
     only("the speed limit", "a failed token")
-    assert main(["--tool-delay", "0.02", "--main-delay", "0.2", "--speculator-delay", "0.01"]) == 0
+    assert main(["--tool-delay", "0.02", "--main-delay", "0.2", "--speculator-delay", "0.01", *framework]) == 0
     output = capsys.readouterr().out
     assert "PLAYED BACK" in output
     assert re.search(r"predicted:\s+1;\s+early\s+runs:\s+0\.", output)
     assert re.search(r"transcripts\s+are\s+equal\s+in\s+every\s+task", output)
+    assert TITLES[framework[1]] in output.splitlines()[0]
     assert re.search(r"^all +6 +5/6 +0\.83 +3 ", output, re.MULTILINE)
 
 
-def test_real_endpoints(capsys, only):
+def test_real_endpoints(capsys, only, framework):
     only("the last train")
 
     def main_model(request):
         if not request.tools or request.turn:
             return Answer("1911")
-        return Answer(tool_calls=[ScriptedCall("read_file", {"path": "history.md"})], generation_s=0.25)
+        return Answer(tool_calls=[ScriptedCall("read_file", {"path": "history.md"})], generation_s=0.5)
 
     def speculator(request):
         return replace(main_model(request), generation_s=None)
 
     with ModelServer({"large": main_model, "small": speculator}) as server:
         arguments = ["--base-url", server.base_url, "--model", "large", "--speculator", "small", "--api-key", "x"]
-        assert main([*QUICK, *arguments]) == 0
+        assert main([*QUICK, *arguments, *framework]) == 0
     output = capsys.readouterr().out
     assert "PLAYED BACK" not in output
     assert re.search(r"^all +1 +1/1 +1\.00 +0 ", output, re.MULTILINE)
@@ -74,10 +83,10 @@ def test_real_endpoints_that_answer_differently_are_no_failure(capsys, only):
 
 
 @pytest.mark.parametrize("models", [("large", "absent"), ("absent", "small")])
-def test_a_model_that_is_not_there_stops_the_demonstration_at_once(models, capsys):
+def test_a_model_that_is_not_there_stops_the_demonstration_at_once(models, capsys, framework):
     with ModelServer({"large": Answer("-"), "small": Answer("-")}) as server:
         arguments = ["--base-url", server.base_url, "--api-key", "x", "--model", models[0], "--speculator", models[1]]
-        assert main(arguments) == 2
+        assert main([*arguments, *framework]) == 2
     assert "'absent'" in capsys.readouterr().err
 
 
@@ -91,6 +100,7 @@ def test_a_model_that_is_not_there_stops_the_demonstration_at_once(models, capsy
         (["--tool-delay", "nan"], "0 to 60"),
         (["--tool-delay", "soon"], "'soon' is not allowed"),
         (["--price-in", "-1"], "0 to 1000 dollars"),
+        (["--framework", "autogen"], "'autogen'"),
     ],
 )
 def test_bad_arguments(arguments, message, capsys):
@@ -104,7 +114,7 @@ def turn_with(*runs, calls=()):
 
 
 def run_of(turn, *messages, notes=()):
-    return AgentRun(messages, [turn], notes, [], num_prompt_tokens=0, num_completion_tokens=0)
+    return AgentRun("", messages, [turn], notes, [], num_prompt_tokens=0, num_completion_tokens=0)
 
 
 WANTED = ("grep", {"pattern": "x", "under": ""})
@@ -137,13 +147,11 @@ def test_a_bad_url_stops_the_demonstration_at_once(capsys):
     assert "base_url" in capsys.readouterr().err
 
 
-def test_two_runs_are_one_only_with_equal_messages_and_notes():
-    stock = run_of(turn_with(), HumanMessage("q"), AIMessage("a", id="1"), notes=[("t", "x")])
-    again = run_of(turn_with(), HumanMessage("q"), AIMessage("a", id="2"), notes=[("t", "x")])
-    other = run_of(turn_with(), HumanMessage("q"), AIMessage("b", id="1"), notes=[("t", "x")])
-    assert Comparison("t", stock, again).is_same_run
-    assert not Comparison("t", stock, other).is_same_run
-    assert not Comparison("t", stock, replace(again, notes=())).is_same_run
+def test_two_runs_are_one_only_with_equal_transcripts_and_notes():
+    stock = run_of(turn_with(), {"text": "a"}, notes=[("t", "x")])
+    assert Comparison("t", stock, replace(stock)).is_same_run
+    assert not Comparison("t", stock, replace(stock, transcript=[{"text": "b"}])).is_same_run
+    assert not Comparison("t", stock, replace(stock, notes=())).is_same_run
 
 
 def test_an_early_write_is_counted():

@@ -11,35 +11,35 @@ from spectool_core import policy_of
 
 
 async def test_search_puts_the_best_section_first_and_keeps_to_the_limit(tools):
-    lines = (await tools["search"].ainvoke({"query": "speed restriction at km 7.2", "limit": 2})).splitlines()
+    lines = (await tools["search"](query="speed restriction at km 7.2", limit=2)).splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("operations/notice-14.md (Operating notice 14")
 
 
 @pytest.mark.parametrize("query", ['"', "NEAR(", "a AND", "brakes* -OR", "o'clock"])
 async def test_search_takes_any_words_and_no_query_language(tools, query):
-    assert not (await tools["search"].ainvoke({"query": query})).startswith("fts5")
+    assert not (await tools["search"](query=query)).startswith("fts5")
 
 
 async def test_grep_matches_lines_under_a_path(tools):
-    found = await tools["grep"].ainvoke({"pattern": r"hours lost: 9\.5", "under": "operations"})
+    found = await tools["grep"](pattern=r"hours lost: 9\.5", under="operations")
     assert found.startswith("operations/log-2031-02.md:10:")
-    assert await tools["grep"].ainvoke({"pattern": r"hours lost: 9\.5", "under": "handbook"}) == "no line matches"
+    assert await tools["grep"](pattern=r"hours lost: 9\.5", under="handbook") == "no line matches"
 
 
 async def test_grep_says_what_it_left_off(tools):
-    assert (await tools["grep"].ainvoke({"pattern": "."})).splitlines()[-1].endswith(" more")
+    assert (await tools["grep"](pattern=".")).splitlines()[-1].endswith(" more")
 
 
 async def test_a_bad_expression_is_an_answer_not_an_error(tools):
-    assert (await tools["grep"].ainvoke({"pattern": "("})).startswith("error: '(' is not a regular expression")
+    assert (await tools["grep"](pattern="(")).startswith("error: '(' is not a regular expression")
 
 
 @pytest.mark.parametrize(
     "path", ["../archive.py", "/etc/passwd", "handbook/../../tasks.py", "handbook/../../../../x.md"]
 )
 async def test_nothing_outside_the_archive_is_read(tools, path):
-    assert "is outside the archive" in await tools["read_file"].ainvoke({"path": path})
+    assert "is outside the archive" in await tools["read_file"](path=path)
 
 
 def test_a_link_out_of_the_archive_is_not_followed(tmp_path: Path):
@@ -54,18 +54,18 @@ def test_a_link_out_of_the_archive_is_not_followed(tmp_path: Path):
 
 
 async def test_read_file_names_what_there_is(tools):
-    assert "handbook/brakes.md" in await tools["read_file"].ainvoke({"path": "handbook/breaks.md"})
+    assert "handbook/brakes.md" in await tools["read_file"](path="handbook/breaks.md")
 
 
 async def test_a_page_is_fetched_over_http(tools):
-    page = await tools["fetch_page"].ainvoke({"page": "operations/notice-14.html"})
+    page = await tools["fetch_page"](page="operations/notice-14.html")
     assert "restricted to 10 km/h" in page
     assert "<" not in page
 
 
 @pytest.mark.parametrize("page", ["operations/notice-99.html", "../agent.html", "%2e%2e/secret.html", "history.md"])
 async def test_a_page_that_is_not_there_is_an_answer(tools, page):
-    assert (await tools["fetch_page"].ainvoke({"page": page})).startswith("error: no page")
+    assert (await tools["fetch_page"](page=page)).startswith("error: no page")
 
 
 async def test_the_page_server_speaks_html(archive):
@@ -89,7 +89,7 @@ def test_text_is_escaped():
 
 
 async def test_a_note_is_written_down(tools, archive):
-    assert await tools["save_note"].ainvoke({"title": "t", "text": "x"}) == "note 1 saved: t"
+    assert await tools["save_note"](title="t", text="x") == "note 1 saved: t"
     assert archive.notes() == [("t", "x")]
 
 
@@ -98,14 +98,14 @@ async def test_all_but_the_note_book_are_marked(tools):
 
 
 async def test_each_run_is_written_down_with_its_defaults(tools, log):
-    await tools["search"].ainvoke({"query": "wind"})
+    await tools["search"](query="wind")
     (run,) = log.runs
     assert (run.tool, run.arguments, run.is_cancelled) == ("search", {"query": "wind", "limit": 3}, False)
 
 
 async def test_a_cancelled_run_is_written_down_and_waited_for(archive, log):
-    read_file = next(tool for tool in archive_tools(archive, "", log, delay_s=60) if tool.name == "read_file")
-    running = asyncio.create_task(read_file.ainvoke({"path": "history.md"}))
+    read_file = next(tool for tool in archive_tools(archive, "", log, delay_s=60) if tool.__name__ == "read_file")
+    running = asyncio.create_task(read_file("history.md"))
     while not log.num_running:
         await asyncio.sleep(0)
     running.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,45 +19,12 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import RetryPolicy
 
 from spectool_core import Speculation, speculatable
-from spectool_core.calls import ToolCall
 from spectool_langgraph import SpeculativeToolNode
-from tests.langgraph.scripted import (
-    CallbackLog,
-    Guess,
-    GuessingSpeculator,
-    Reply,
-    ScriptedChatModel,
-    StreamingChatModel,
-)
+from tests.guessing import Reply
+from tests.langgraph.scripted import CallbackLog, ScriptedChatModel, StreamingChatModel
+from tests.tool_log import ToolLog
 
 STREAM_MODES = ["values", "updates", "messages", "custom"]
-
-
-class ToolLog:
-    """The runs of one agent's tools: (name, argument, "started" | "returned" | "raised" | "cancelled")."""
-
-    def __init__(self, latency_s: Callable[[str, str], float], broken: frozenset[str] = frozenset()) -> None:
-        self._latency_s = latency_s
-        self._broken = broken
-        self.events: list[tuple[str, str, str]] = []
-
-    async def run(self, name: str, argument: str) -> str:
-        self.events.append((name, argument, "started"))
-        try:
-            await asyncio.sleep(self._latency_s(name, argument))
-            if argument in self._broken:
-                raise ConnectionError(f"{argument} is unreachable")
-        except asyncio.CancelledError:
-            self.events.append((name, argument, "cancelled"))
-            raise
-        except ConnectionError:
-            self.events.append((name, argument, "raised"))
-            raise
-        self.events.append((name, argument, "returned"))
-        return f"{name} of {argument}"
-
-    def counts(self, what: str) -> Counter[tuple[str, str]]:
-        return Counter((name, argument) for name, argument, event in self.events if event == what)
 
 
 def make_tools(log: ToolLog) -> list[BaseTool]:
@@ -139,28 +106,6 @@ class Seen:
 
 
 QUESTION = {"messages": [HumanMessage("go", id="human")]}
-
-
-def predicting(
-    replies: Sequence[Reply], *, after_s: float | None = 0.25, also: Sequence[Any] = (), **settings: Any
-) -> Speculation:
-    """One speculator that says what the main model will say; `also` are further speculators."""
-    guesses = [Guess(tuple(ToolCall(call.name, call.args) for call in reply.calls), after_s) for reply in replies]
-    return Speculation([GuessingSpeculator(guesses), *also], **settings)
-
-
-def prompts_of(speculation: Speculation) -> list[list[tuple[str, str]]]:
-    """What its first speculator has been asked: (role, content) of each message, for each request."""
-    (speculator, *_) = speculation.speculators
-    assert isinstance(speculator, GuessingSpeculator)
-    return [[(message["role"], message["content"]) for message in prompt.messages] for prompt in speculator.prompts]
-
-
-def outcomes(speculation: Speculation, name: str | None = None) -> tuple[int, int, int]:
-    """Hits, joins and misses, of one tool or all."""
-    statistics = speculation.statistics()
-    counts = statistics.total if name is None else statistics.tools[name]
-    return counts.num_hits, counts.num_joins, counts.num_misses
 
 
 async def run(

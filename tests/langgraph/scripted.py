@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -16,26 +15,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import Field
 
-from spectool_core.calls import Prompt, ToolCall, ToolSchema
-
-
-@dataclass(frozen=True)
-class Call:
-    """One scripted call."""
-
-    name: str
-    args: dict[str, Any]
-    id: str | None = None
-
-
-@dataclass(frozen=True)
-class Reply:
-    """One answer of the main model."""
-
-    calls: tuple[Call, ...] = ()
-    text: str = ""
-    generation_s: float = 1.0
-    error: Exception | None = None
+from tests.guessing import Reply
 
 
 class ScriptedChatModel(BaseChatModel):
@@ -117,44 +97,6 @@ def _chunks(turn: int, reply: Reply) -> list[ChatGenerationChunk]:
     )
     last = AIMessageChunk(content="", id=f"ai-{turn}", chunk_position="last")
     return [ChatGenerationChunk(message=message) for message in (first, calls, last)]
-
-
-@dataclass
-class Guess:
-    """What a speculator says in one turn: calls after `after_s`; an exception instead; None never ends."""
-
-    calls: tuple[ToolCall, ...] = ()
-    after_s: float | None = 0.25
-    error: Exception | None = None
-
-
-class GuessingSpeculator:
-    """Says what the script says, by the number of assistant messages in the prompt."""
-
-    def __init__(self, guesses: Sequence[Guess], name: str = "guessing") -> None:
-        self.name = name
-        self.guesses = guesses
-        self.prompts: list[Prompt] = []
-        self.tools: list[Sequence[ToolSchema]] = []
-        self.num_cancelled = 0
-
-    async def predict(self, prompt: Prompt, tools: Sequence[ToolSchema]) -> AsyncIterator[ToolCall]:
-        self.prompts.append(prompt)
-        self.tools.append(tools)
-        turn = sum(message["role"] == "assistant" for message in prompt.messages)
-        guess = self.guesses[turn] if turn < len(self.guesses) else Guess()
-        try:
-            if guess.after_s is None:
-                await asyncio.get_running_loop().create_future()
-            elif guess.after_s:
-                await asyncio.sleep(guess.after_s)
-            if guess.error is not None:
-                raise guess.error
-            for call in guess.calls:
-                yield call
-        except asyncio.CancelledError:
-            self.num_cancelled += 1
-            raise
 
 
 class CallbackLog(BaseCallbackHandler):

@@ -23,8 +23,10 @@ from pydantic import BaseModel, ConfigDict
 from spectool_core import Speculation, mark, speculatable
 from spectool_core.calls import ToolCall
 from spectool_core.testing import run_virtual
-from tests.langgraph.agents import Seen, ToolLog, build, outcomes, predicting, run
-from tests.langgraph.scripted import Call, Guess, GuessingSpeculator, Reply, StreamingChatModel
+from tests.guessing import Call, Guess, GuessingSpeculator, Reply, outcomes, predicting
+from tests.langgraph.agents import Seen, build, run
+from tests.langgraph.scripted import StreamingChatModel
+from tests.tool_log import ToolLog
 
 DONE = Reply(text="done")
 

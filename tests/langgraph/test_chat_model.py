@@ -17,19 +17,10 @@ from langgraph.graph import START, MessagesState, StateGraph
 from spectool_core import ConfigurationError, Speculation
 from spectool_core.testing import run_virtual
 from spectool_langgraph import SpeculationCallback, SpeculativeToolNode, speculative_model
-from tests.langgraph.agents import (
-    Seen,
-    ToolLog,
-    build,
-    in_order,
-    make_tools,
-    outcomes,
-    predicting,
-    prompts_of,
-    run,
-    tool_node,
-)
-from tests.langgraph.scripted import Call, Reply, ScriptedChatModel, StreamingChatModel
+from tests.guessing import Call, Reply, outcomes, predicting, prompts_of
+from tests.langgraph.agents import Seen, build, in_order, make_tools, run, tool_node
+from tests.langgraph.scripted import ScriptedChatModel, StreamingChatModel
+from tests.tool_log import ToolLog
 
 REPLIES = [
     Reply(calls=(Call("lookup", {"q": "a"}, "call_0"),), text="let me see"),

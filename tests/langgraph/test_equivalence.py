@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from spectool_core import Speculation
 from spectool_core.calls import ToolCall
 from spectool_core.testing import run_virtual
-from tests.langgraph.agents import Seen, ToolLog, build, in_order, make_tools, per_run, run
-from tests.langgraph.scripted import Call, Guess, GuessingSpeculator, Reply
+from tests.guessing import Call, Guess, GuessingSpeculator, Reply
+from tests.langgraph.agents import Seen, build, in_order, make_tools, per_run, run
+from tests.tool_log import ToolLog
 
 ARGUMENTS = ["a", "b", "c"]
 BROKEN = frozenset({"c1", "c"})

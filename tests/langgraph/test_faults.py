@@ -36,7 +36,7 @@ from spectool_core.testing import (
     TruncatedAnswer,
 )
 from spectool_langgraph import SpeculativeToolNode
-from tests.langgraph.scripted import Guess, GuessingSpeculator
+from tests.guessing import Guess, GuessingSpeculator
 
 CALL = ScriptedCall("search", {"query": "tides"})
 TURNS = [Answer(tool_calls=[CALL]), Answer("High at noon.")]
@@ -276,7 +276,8 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from spectool_core import Speculation, ToolCall, speculatable
 from spectool_langgraph import SpeculativeToolNode
-from tests.langgraph.scripted import Call, Guess, GuessingSpeculator, Reply, ScriptedChatModel
+from tests.guessing import Call, Guess, GuessingSpeculator, Reply
+from tests.langgraph.scripted import ScriptedChatModel
 
 begun = threading.Event()
 

@@ -20,21 +20,10 @@ from typing_extensions import TypedDict
 from spectool_core import Speculation, speculatable
 from spectool_core.testing import run_virtual
 from spectool_langgraph import SpeculativeToolNode, speculative_model
-from tests.langgraph.agents import (
-    QUESTION,
-    Seen,
-    ToolLog,
-    build,
-    in_order,
-    make_tools,
-    outcomes,
-    per_run,
-    predicting,
-    prompts_of,
-    run,
-    tool_node,
-)
-from tests.langgraph.scripted import Call, Reply, ScriptedChatModel
+from tests.guessing import Call, Reply, outcomes, predicting, prompts_of
+from tests.langgraph.agents import QUESTION, Seen, build, in_order, make_tools, per_run, run, tool_node
+from tests.langgraph.scripted import ScriptedChatModel
+from tests.tool_log import ToolLog
 
 TWO = Reply(calls=(Call("lookup", {"q": "a"}, "call_0"), Call("weigh", {"q": "b"}, "call_1")))
 LOOK = Reply(calls=(Call("lookup", {"q": "c"}, "call_0"),))

@@ -20,9 +20,11 @@ from spectool_core.runs import RunContext
 from spectool_core.testing import run_virtual
 from spectool_langgraph import SpeculationMiddleware
 from spectool_langgraph import _pregel as pregel
-from tests.langgraph.agents import QUESTION, Seen, ToolLog, build, make_tools, outcomes, predicting, run
-from tests.langgraph.scripted import Call, Reply, ScriptedChatModel
+from tests.guessing import Call, Reply, outcomes, predicting
+from tests.langgraph.agents import QUESTION, Seen, build, make_tools, run
+from tests.langgraph.scripted import ScriptedChatModel
 from tests.langgraph.test_middleware import SpeculationPlaceholder
+from tests.tool_log import ToolLog
 
 LOOK = Reply(calls=(Call("lookup", {"q": "a"}, "call_0"),))
 BOTH = Reply(calls=(Call("lookup", {"q": "a"}, "call_0"), Call("weigh", {"q": "b"}, "call_1")))

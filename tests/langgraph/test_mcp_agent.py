@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from spectool_core import Speculation, mark
-from tests.langgraph.agents import Seen, build, in_order, outcomes, predicting, run
-from tests.langgraph.scripted import Call, Reply
+from tests.guessing import Call, Reply, outcomes, predicting
+from tests.langgraph.agents import Seen, build, in_order, run
 
 adapters = pytest.importorskip("langchain_mcp_adapters.tools")
 memory = pytest.importorskip("mcp.shared.memory")

@@ -31,30 +31,10 @@ from spectool_core import ConfigurationError, Speculation, speculatable
 from spectool_core.calls import ToolCall
 from spectool_core.testing import FakeTool, run_virtual
 from spectool_langgraph import SpeculationMiddleware, SpeculativeToolNode
-from tests.langgraph.agents import (
-    QUESTION,
-    STREAM_MODES,
-    Seen,
-    ToolLog,
-    in_order,
-    make_tools,
-    outcomes,
-    per_run,
-    plain,
-    predicting,
-    prompts_of,
-    run,
-)
-from tests.langgraph.scripted import (
-    Call,
-    CallbackLog,
-    Guess,
-    GuessingSpeculator,
-    Reply,
-    ScriptedChatModel,
-    StreamingChatModel,
-    wait_for,
-)
+from tests.guessing import Call, Guess, GuessingSpeculator, Reply, outcomes, predicting, prompts_of
+from tests.langgraph.agents import QUESTION, STREAM_MODES, Seen, in_order, make_tools, per_run, plain, run
+from tests.langgraph.scripted import CallbackLog, ScriptedChatModel, StreamingChatModel, wait_for
+from tests.tool_log import ToolLog
 
 TWO = Reply(calls=(Call("lookup", {"q": "a"}, "call_0"), Call("weigh", {"q": "b"}, "call_1")))
 LOOK = Reply(calls=(Call("lookup", {"q": "c"}, "call_0"),))

@@ -23,19 +23,10 @@ from spectool_core.calls import Prompt, ToolCall, ToolSchema
 from spectool_core.speculators.adopt import adopt
 from spectool_core.testing import FakeTool, run_virtual
 from spectool_langgraph import ChatModelSpeculator, SpeculationMiddleware
-from tests.langgraph.agents import (
-    QUESTION,
-    STREAM_MODES,
-    Seen,
-    ToolLog,
-    build,
-    in_order,
-    make_tools,
-    outcomes,
-    plain,
-    run,
-)
-from tests.langgraph.scripted import Call, Reply, ScriptedChatModel, StreamingChatModel, wait_for
+from tests.guessing import Call, Reply, outcomes
+from tests.langgraph.agents import QUESTION, STREAM_MODES, Seen, build, in_order, make_tools, plain, run
+from tests.langgraph.scripted import ScriptedChatModel, StreamingChatModel, wait_for
+from tests.tool_log import ToolLog
 
 LOOK = Reply(calls=(Call("lookup", {"q": "a"}, "call_0"),))
 TELL = Reply(calls=(Call("announce", {"q": "b"}, "call_0"),), text="let me see")

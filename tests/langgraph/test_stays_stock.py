@@ -16,8 +16,10 @@ from langchain_core.tracers.context import _configure_hooks
 from spectool_core import speculatable
 from spectool_core.testing import run_virtual
 from spectool_langgraph import _callback
-from tests.langgraph.agents import QUESTION, Seen, ToolLog, build, in_order, make_tools, outcomes, predicting, run
-from tests.langgraph.scripted import Call, Reply, ScriptedChatModel, StreamingChatModel
+from tests.guessing import Call, Reply, outcomes, predicting
+from tests.langgraph.agents import QUESTION, Seen, build, in_order, make_tools, run
+from tests.langgraph.scripted import ScriptedChatModel, StreamingChatModel
+from tests.tool_log import ToolLog
 
 LOOK = Reply(calls=(Call("lookup", {"q": "a"}, "call_0"),))
 DONE = Reply(text="done")

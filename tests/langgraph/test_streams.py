@@ -11,8 +11,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from spectool_core import Speculation
 from spectool_core.testing import run_virtual
-from tests.langgraph.agents import QUESTION, ToolLog, build, in_order, make_tools, outcomes, plain, predicting, run
-from tests.langgraph.scripted import Call, Reply, ScriptedChatModel, StreamingChatModel
+from tests.guessing import Call, Reply, outcomes, predicting
+from tests.langgraph.agents import QUESTION, build, in_order, make_tools, plain, run
+from tests.langgraph.scripted import ScriptedChatModel, StreamingChatModel
+from tests.tool_log import ToolLog
 
 REPLIES = [
     Reply(calls=(Call("announce", {"q": "a"}, "call_0"),), text="let me see"),

@@ -21,27 +21,9 @@ from langgraph.types import Command, interrupt
 from spectool_core import Speculation, speculatable
 from spectool_core.calls import ToolCall
 from spectool_core.testing import FakeTool, Latch, LeakCheck
-from tests.langgraph.agents import (
-    QUESTION,
-    STREAM_MODES,
-    build,
-    in_order,
-    outcomes,
-    plain,
-    predicting,
-    prompts_of,
-    tool_node,
-)
-from tests.langgraph.scripted import (
-    Call,
-    CallbackLog,
-    Guess,
-    GuessingSpeculator,
-    Reply,
-    ScriptedChatModel,
-    StreamingChatModel,
-    wait_for,
-)
+from tests.guessing import Call, Guess, GuessingSpeculator, Reply, outcomes, predicting, prompts_of
+from tests.langgraph.agents import QUESTION, STREAM_MODES, build, in_order, plain, tool_node
+from tests.langgraph.scripted import CallbackLog, ScriptedChatModel, StreamingChatModel, wait_for
 
 LOOK = Reply(calls=(Call("lookup", {"query": "a"}, "call_0"),))
 DONE = Reply(text="done")
@@ -397,7 +379,7 @@ def test_many_threads_at_once_share_nothing(closed_after: Closing) -> None:
             wait_for(lambda: any(call["query"] == query for call in fake.calls))
             return 0, Reply(calls=(Call("lookup", {"query": query}, "call_0"),))
 
-    speculation = closed_after(Speculation([Echo()], max_concurrency=4, max_concurrency_per_tool=4))
+    speculation = closed_after(Speculation([Echo()], max_concurrency=4, max_concurrency_per_tool=4, adaptive=False))
     graph = agent(fake, speculation, model_class=Asking).compile(checkpointer=InMemorySaver())
     before = threading.active_count()
 

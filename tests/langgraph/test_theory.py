@@ -7,8 +7,9 @@ import pytest
 from spectool_core import Speculation, ToolCall
 from spectool_core.model import run_standard_time, run_time
 from spectool_core.testing import run_virtual
-from tests.langgraph.agents import Seen, ToolLog, build, make_tools, run
-from tests.langgraph.scripted import Call, Guess, GuessingSpeculator, Reply
+from tests.guessing import Call, Guess, GuessingSpeculator, Reply
+from tests.langgraph.agents import Seen, build, make_tools, run
+from tests.tool_log import ToolLog
 
 NUM_TURNS = 4
 

@@ -22,20 +22,10 @@ from spectool_core.calls import ToolCall
 from spectool_core.events import ToolObserved
 from spectool_core.testing import run_virtual
 from spectool_langgraph import SpeculativeToolNode
-from tests.langgraph.agents import (
-    QUESTION,
-    Seen,
-    ToolLog,
-    build,
-    in_order,
-    make_tools,
-    outcomes,
-    per_run,
-    predicting,
-    prompts_of,
-    run,
-)
-from tests.langgraph.scripted import Call, Guess, GuessingSpeculator, Reply, ScriptedChatModel
+from tests.guessing import Call, Guess, GuessingSpeculator, Reply, outcomes, predicting, prompts_of
+from tests.langgraph.agents import QUESTION, Seen, build, in_order, make_tools, per_run, run
+from tests.langgraph.scripted import ScriptedChatModel
+from tests.tool_log import ToolLog
 
 LOOK = Reply(calls=(Call("lookup", {"q": "a"}, "call_0"),))
 LOOK_AGAIN = Reply(calls=(Call("lookup", {"q": "b"}, "call_0"),))

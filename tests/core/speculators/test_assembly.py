@@ -12,8 +12,8 @@ from spectool_core.speculators._assembly import CallAssembler, CallPiece
 from tests.core.speculators.strategies import json_objects, pieces_of
 
 
-def assembled(pieces: list[CallPiece]) -> list[ToolCall]:
-    assembler = CallAssembler()
+def assembled(pieces: list[CallPiece], *, only_first: bool = False) -> list[ToolCall]:
+    assembler = CallAssembler(only_first=only_first)
     early = [call for piece in pieces if (call := assembler.feed(piece)) is not None]
     return early + assembler.finish()
 
@@ -197,3 +197,20 @@ def test_no_pieces_raise_and_each_call_is_given_once(pieces: list[CallPiece]) ->
     late = assembler.finish()
     assert len(early) + len(late) + assembler.num_malformed <= len(pieces)
     assert assembler.finish() == []
+
+
+def test_only_the_first_call_counts_whichever_closes_first() -> None:
+    one, two = texts("{}", index=0, id="1", name="a"), texts('{"x":2}', index=1, id="2", name="b")
+    assert assembled(one + two) == [ToolCall("b", {"x": 2}, "2"), ToolCall("a", {}, "1")]
+    assert assembled(one + two, only_first=True) == [ToolCall("a", {}, "1")]
+
+
+def test_pieces_of_later_calls_do_not_go_to_the_only_one() -> None:
+    one, two = texts("{}", id="1", name="a"), texts('{"x":2}', id="2", name="b")
+    assert assembled(one + two, only_first=True) == [ToolCall("a", {}, "1")]
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]"])
+def test_a_malformed_first_call_is_not_replaced(arguments: str) -> None:
+    one, two = texts(arguments, index=0, name="a"), texts('{"x":2}', index=1, name="b")
+    assert assembled(one + two, only_first=True) == []

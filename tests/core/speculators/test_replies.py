@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,19 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spectool_core.calls import ToolCall
+from spectool_core.speculators._choices import CallReader, ChoiceReader, TextReader
 from spectool_core.speculators._events import EventLines
 from spectool_core.speculators._replies import BodyReply, Reply, StreamReply, Usage
 from tests.core.speculators.canned import call, chunk, completion, sse
-from tests.core.speculators.strategies import json_values
+from tests.core.speculators.strategies import json_values, pieces_of
+
+NewReader = Callable[[], ChoiceReader]
 
 
-def whole(body: Any) -> tuple[BodyReply, list[ToolCall]]:
-    reply = BodyReply()
+def whole(body: Any, new_reader: NewReader = CallReader) -> tuple[BodyReply, list[ToolCall]]:
+    reply = BodyReply(new_reader)
     return reply, reply.feed(json.dumps(body).encode()) + reply.end()
 
 
-def streamed(data: bytes) -> tuple[StreamReply, list[ToolCall]]:
-    reply = StreamReply()
+def streamed(data: bytes, new_reader: NewReader = CallReader) -> tuple[StreamReply, list[ToolCall]]:
+    reply = StreamReply(new_reader)
     return reply, reply.feed(data) + reply.end()
 
 
@@ -135,15 +140,18 @@ def test_an_empty_finish_reason_is_none(finish: Any) -> None:
 )
 def test_after_an_event_that_is_no_chunk_nothing_is_completed(event: bytes) -> None:
     """Else `{"x":1`, a lost `2`, `}` would run a call that nobody made."""
-    reply, calls = streamed(
-        sse(chunk(call("a", '{"x":1', index=0)), done=False)
-        + b"data: "
-        + event
-        + b"\n\n"
-        + sse(chunk({"index": 0, "function": {"arguments": "}"}}, finish="tool_calls"))
-    )
+    parts = [
+        sse(chunk(call("a", '{"x":1', index=0)), done=False),
+        b"data: " + event + b"\n\n",
+        sse(chunk({"index": 0, "function": {"arguments": "}"}}, finish="tool_calls")),
+    ]
+    reply, calls = streamed(b"".join(parts))
     assert calls == []
     assert not reply.is_complete
+
+    in_parts = StreamReply()
+    assert [call for part in parts for call in in_parts.feed(part)] + in_parts.end() == []
+    assert not in_parts.is_complete
 
 
 def test_too_many_choices_break_the_stream() -> None:
@@ -171,8 +179,8 @@ def test_any_split_of_the_bytes_gives_the_same_events(values: list[Any], data: s
 
 
 words = st.sampled_from(
-    ["choices", "delta", "message", "tool_calls", "function", "name", "arguments", "index", "id", "usage",
-     "prompt_tokens", "completion_tokens", "finish_reason", "error"]
+    ["choices", "delta", "message", "content", "text", "type", "tool_calls", "function", "name", "arguments", "index",
+     "id", "usage", "prompt_tokens", "completion_tokens", "finish_reason", "error"]
 )  # fmt: skip
 near_misses = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just('{"x":1}'),
@@ -181,26 +189,43 @@ near_misses = st.recursive(
 )
 
 
+def read_text(text: str) -> list[ToolCall]:
+    return [ToolCall(text, {})]
+
+
+readers = pytest.mark.parametrize("new_reader", [CallReader, partial(TextReader, read_text)], ids=["calls", "text"])
+
+
+@readers
 @given(near_misses)
-def test_no_json_makes_a_completion_raise(body: Any) -> None:
-    whole(body)
+def test_no_json_makes_a_completion_raise(new_reader: NewReader, body: Any) -> None:
+    whole(body, new_reader)
 
 
+@readers
 @given(st.lists(near_misses, max_size=4))
-def test_no_json_makes_a_stream_raise(events: list[Any]) -> None:
-    streamed(sse(*events))
+def test_no_json_makes_a_stream_raise(new_reader: NewReader, events: list[Any]) -> None:
+    streamed(sse(*events), new_reader)
 
 
+@readers
 @given(near_misses, near_misses, near_misses)
-def test_no_json_in_the_right_places_raises(entry: Any, finish: Any, index: Any) -> None:
-    choice = {
-        "delta": {"tool_calls": [entry]},
-        "message": {"tool_calls": [entry]},
-        "finish_reason": finish,
-        "index": index,
-    }
-    whole({"choices": [choice], "usage": entry})
-    streamed(sse({"choices": [choice], "usage": entry}))
+def test_no_json_in_the_right_places_raises(new_reader: NewReader, entry: Any, finish: Any, index: Any) -> None:
+    for content in (entry, [entry], [{"type": "text", "text": entry}]):
+        message = {"tool_calls": [entry], "content": content}
+        choice = {"delta": message, "message": message, "finish_reason": finish, "index": index}
+        whole({"choices": [choice], "usage": entry}, new_reader)
+        streamed(sse({"choices": [choice], "usage": entry}), new_reader)
+
+
+@given(st.text(min_size=1), st.data())
+def test_any_split_of_a_text_is_read_as_the_whole(text: str, data: st.DataObject) -> None:
+    new_reader = partial(TextReader, read_text)
+    deltas = [{"choices": [{"index": 0, "delta": {"content": piece}}]} for piece in data.draw(pieces_of(text))]
+    _, calls = streamed(sse(*deltas, chunk(finish="stop")), new_reader)
+    assert calls == ([ToolCall(text, {})] if text.strip() else [])
+    _, calls = whole({"choices": [{"message": {"content": text}}]}, new_reader)
+    assert calls == ([ToolCall(text, {})] if text.strip() else [])
 
 
 @given(st.binary())

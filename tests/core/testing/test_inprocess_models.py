@@ -12,6 +12,7 @@ from spectool_core.calls import Prompt, ToolCall
 from spectool_core.speculators import Speculator
 from spectool_core.testing import (
     Answer,
+    ChatRequest,
     DroppedConnection,
     EmptyChoices,
     Hang,
@@ -150,8 +151,51 @@ def test_hang_lasts_until_cancelled(fault):
 @pytest.mark.parametrize("fault", [TruncatedAnswer(), EmptyChoices()])
 def test_answers_without_an_end_fail_quietly(fault):
     speculator = ScriptedSpeculator(Answer(tool_calls=TWO.tool_calls, fault=fault))
-    run_virtual(lambda: predicted(speculator))
+    assert run_virtual(lambda: predicted(speculator)) == []
     assert speculator.statistics().num_failed_requests == 1
+
+
+def read_words(text: str) -> list[ToolCall]:
+    """Every word that can be a name is a call, unless the text says stop or nothing."""
+    if "stop" in text or not text.strip():
+        raise ValueError(text)
+    return [ToolCall(word, {}) for word in text.split() if word.isidentifier()]
+
+
+READ_AS_TEXT = Prompt(QUESTION, read_text=read_words)
+
+
+def test_calls_are_read_from_the_text_when_its_choice_has_ended():
+    def script(request: ChatRequest) -> Answer:
+        return Answer(f"search {'twice' * request.choice}", tool_calls=ONE.tool_calls, generation_s=2 - request.choice)
+
+    speculator = ScriptedSpeculator(script, num_samples=2)
+    assert run_virtual(lambda: predicted(speculator, READ_AS_TEXT)) == [
+        (1, ToolCall("search", {})),
+        (1, ToolCall("twice", {})),
+        (2, ToolCall("search", {})),
+    ]
+    assert speculator.num_predictions == 3
+    assert speculator.statistics().num_failed_requests == speculator.statistics().num_malformed_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "num_failed", "num_malformed"),
+    [
+        (Answer(), 0, 0),
+        (Answer(" \n"), 0, 0),
+        (Answer("please stop"), 0, 1),
+        (Answer("search", finish_reason="length"), 0, 0),
+        (Answer("search", finish_reason="content_filter"), 0, 0),
+        (Answer("search " * 50, fault=TruncatedAnswer()), 1, 0),
+        (Answer("search", fault=EmptyChoices()), 1, 0),
+    ],
+)
+def test_texts_that_give_no_call(answer, num_failed, num_malformed):
+    speculator = ScriptedSpeculator(answer)
+    assert run_virtual(lambda: predicted(speculator, READ_AS_TEXT)) == []
+    assert speculator.statistics().num_failed_requests == num_failed
+    assert speculator.statistics().num_malformed_calls == num_malformed
 
 
 def test_latch_holds_a_prediction_and_starts_its_time():

@@ -102,6 +102,15 @@ async def test_stream_joins_to_the_whole_answer():
     assert {chunk.id for chunk in chunks} == {whole.id}
 
 
+async def test_text_is_streamed_in_pieces():
+    model = ScriptedModel(Answer("Action: search\n" * 8), max_num_deltas=5)
+    async with ModelServer({"main": model}) as server, client_of(server) as client:
+        chunks = await streamed(client)
+    pieces = [piece for chunk in chunks if (piece := chunk.choices[0].delta.content)]
+    assert len(pieces) == 5
+    assert "".join(pieces) == "Action: search\n" * 8
+
+
 async def test_usage_is_streamed_only_on_request():
     async with ModelServer({"main": TURNS}) as server, client_of(server) as client:
         assert all(chunk.usage is None for chunk in await streamed(client))
@@ -256,7 +265,7 @@ async def test_call_ids_are_stable_for_one_history_or_unique():
 
 async def test_unknown_model_and_ended_script_are_refused_with_a_reason():
     def failing(request: ChatRequest) -> Answer:
-        raise ZeroDivisionError("in the test's script")
+        raise ZeroDivisionError("in the script")
 
     models = {"main": {"another task": TURNS}, "failing": failing}
     async with ModelServer(models) as server, client_of(server) as client:
@@ -264,7 +273,7 @@ async def test_unknown_model_and_ended_script_are_refused_with_a_reason():
             await client.chat.completions.create(model="absent", messages=QUESTION)
         with pytest.raises(openai.BadRequestError, match=r"no task 'which\?'; it holds \['another task'\]"):
             await client.chat.completions.create(model="main", messages=QUESTION)
-        with pytest.raises(openai.BadRequestError, match=r"ZeroDivisionError\(\"in the test's script\"\)"):
+        with pytest.raises(openai.BadRequestError, match=r"ZeroDivisionError\('in the script'\)"):
             await client.chat.completions.create(model="failing", messages=QUESTION)
         with pytest.raises(openai.BadRequestError, match="not a chat request"):
             await client.chat.completions.create(model="main", messages=QUESTION, n=1000)
@@ -283,12 +292,12 @@ async def test_unmet_condition_says_what_was_reached():
 async def test_nothing_is_left_over_even_with_requests_in_flight():
     async with LeakCheck():
         server = await ModelServer({"main": ScriptedModel(CALLS, generation_s=3600)}).__aenter__()
-        async with client_of(server) as client:
-            asking = asyncio.ensure_future(streamed(client))
-            await server.until(lambda statistics: statistics.num_active_requests == 1)
-            await server.__aexit__(None, None, None)
-            with pytest.raises(openai.APIConnectionError):
-                await asking
+        async with aiohttp.ClientSession() as session:
+            body = {"model": "main", "messages": QUESTION, "stream": True}
+            async with session.post(f"{server.base_url}/chat/completions", json=body) as response:
+                await server.__aexit__(None, None, None)
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await response.read()
 
 
 def test_stopped_server_refuses_connections():
