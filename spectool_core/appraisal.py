@@ -29,8 +29,9 @@ _NUM_FIRST_TURNS = 8
 _MAX_TRIAL_SHARE = 0.005
 _FIRST_CONTROLS = (3, 4)  # how many, and after how many turns each
 _CONTROL_TURNS = (16, 512)
-_PROBE_TURNS = (8, 48)
+_PROBE_TURNS = (6, 48)
 _NUM_BURST_TURNS = 3
+_MAX_PATIENCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class _Pair:
         self.num_controls = 0
         self.burst = 0
         self.in_burst = False
+        self.patience = 1
         self.was_on = True
         self.uses_model = True
         self.delay = RunningMean()
@@ -166,6 +168,7 @@ class Appraisal:
             return None
         if gain_s > 0:
             pair.turns_off = pair.burst = 0
+            pair.patience = 1
             pair.turns_on += 1
             if pair.turns_on < self._turns_between(agent, pair, gain_s, on=True):
                 return None
@@ -175,7 +178,9 @@ class Appraisal:
         pair.turns_on = 0
         pair.turns_off += 1
         pair.in_burst = pair.burst > 0
-        if pair.in_burst or pair.turns_off >= self._turns_between(agent, pair, -gain_s, on=False):
+        if pair.in_burst or pair.turns_off >= pair.patience * self._turns_between(agent, pair, -gain_s, on=False):
+            if pair.burst == 1:  # a closer look has not helped: it is right, and still does not pay
+                pair.patience = min(_MAX_PATIENCE, 2 * pair.patience)
             pair.burst = max(0, pair.burst - 1)
             pair.turns_off = 0
             return None

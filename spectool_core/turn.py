@@ -205,7 +205,9 @@ class Turn:
     def _is_exhausted(self) -> bool:
         """Whether no further prediction could start a run, so that asking on is a waste."""
         limit = self._rules.config.max_runs_per_turn
-        return self._budget.num_runs >= limit or self._num_considered >= _MAX_PREDICTIONS_PER_RUN * limit
+        if self._num_considered >= _MAX_PREDICTIONS_PER_RUN * limit:
+            return True
+        return self._budget.num_runs >= limit and not any(run.state == "queued" for run in self._runs.values())
 
     def _consider(self, call: ToolCall, source: str) -> None:
         self._num_considered += 1
