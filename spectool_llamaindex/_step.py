@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import wrapt
 from llama_index.core.agent.workflow import AgentInput, AgentStream
 from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.base.llms.types import ChatMessage
@@ -20,6 +19,7 @@ from spectool_core.turn import Turn
 from spectool_llamaindex._agent_run import AgentRun, OpenTurn
 from spectool_llamaindex._asking import callable_tools, prompt_of
 from spectool_llamaindex._isolation import unseen
+from spectool_llamaindex._proxy import Proxy
 from spectool_llamaindex._toolbox import StepToolbox, schema_of
 from spectool_llamaindex.tool import marked
 
@@ -28,7 +28,7 @@ __all__ = ["AgentStep", "Listening"]
 _logger = logging.getLogger("spectool")
 
 
-class Listening(wrapt.ObjectProxy[Any]):
+class Listening(Proxy):
     """A workflow context whose event stream `heard` listens to."""
 
     def __init__(self, context: Any, heard: Callable[[Any], None]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatResponse, ToolCallBlock
@@ -14,11 +15,13 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from spectool_core.calls import Prompt, ToolCall, ToolSchema
 from spectool_core.errors import ConfigurationError
 from spectool_core.speculators._arguments import parse_arguments
+from spectool_core.threads import WorkerThreads
 from spectool_llamaindex._asking import Asked
 
 __all__ = ["LLMSpeculator", "as_speculator"]
 
-_logger = logging.getLogger("spectool")
+# Of LLMs that only block.
+_MAX_THREADS = 4
 
 
 class LLMSpeculator:
@@ -39,6 +42,7 @@ class LLMSpeculator:
             raise ConfigurationError("llm", llm, "an LLM of LlamaIndex")
         self.llm = llm
         self.name = _name_of(llm)
+        self._threads = WorkerThreads(_MAX_THREADS, "spectool-llm")
 
     async def predict(self, prompt: Prompt, tools: Sequence[ToolSchema]) -> AsyncIterator[ToolCall]:
         """Yield the calls of the LLM's answer; cancelling closes its request."""
@@ -55,7 +59,9 @@ class LLMSpeculator:
     async def _read(self, prompt: Prompt, asked: Asked) -> Sequence[ToolCall]:
         messages = list(asked.messages)
         if isinstance(self.llm, CustomLLM) and type(self.llm).achat is CustomLLM.achat:
-            response = await asyncio.to_thread(self.llm.chat, messages)  # its `achat` would block the event loop
+            # Its `achat` would block the event loop, and the default executor is left to real calls.
+            chatting = self._threads.submit(partial(copy_context().run, self.llm.chat, messages))
+            response = await asyncio.wrap_future(chatting)
         else:
             response = await self.llm.achat(messages)
         return prompt.read_text(response.message.content or "") if prompt.read_text is not None else ()

@@ -7,7 +7,6 @@ import logging
 import time
 from typing import Any, Self, cast
 
-import wrapt
 from llama_index.core.tools import AsyncBaseTool, BaseTool, ToolOutput
 
 from spectool_core.calls import ToolCall
@@ -19,13 +18,14 @@ from spectool_core.turn import Claimed, Turn
 from spectool_llamaindex._agent_run import RUNS
 from spectool_llamaindex._binding import ToolBinding
 from spectool_llamaindex._observers import is_early
+from spectool_llamaindex._proxy import Proxy
 
 __all__ = ["SpeculativeRetriever", "SpeculativeTool", "marked", "with_early_runs"]
 
 _logger = logging.getLogger("spectool")
 
 
-class SpeculativeTool(wrapt.ObjectProxy[Any]):
+class SpeculativeTool(Proxy):
     """A marked tool that serves calls of the main model from early runs; in all else the tool itself.
 
     Args:
@@ -100,7 +100,7 @@ class SpeculativeTool(wrapt.ObjectProxy[Any]):
         return _Observation(self._self_binding, self._self_speculation)
 
 
-class SpeculativeRetriever(wrapt.ObjectProxy[Any]):
+class SpeculativeRetriever(Proxy):
     """A retriever of tools whose marked tools serve calls from early runs; in all else the retriever itself."""
 
     def __init__(self, retriever: Any, speculation: Speculation) -> None:

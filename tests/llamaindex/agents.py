@@ -217,9 +217,15 @@ async def settle() -> None:
 
 
 def not_stock(tasks: Iterable[str], give_up: GiveUp | None) -> list[str]:
-    """Those of `tasks` that stock does not leave behind: a run that is cancelled forgets its youngest step."""
-    forgotten = () if give_up is None or give_up.how == "cancel_run" else ("_run_worker", "_single_pull")
-    return [task for task in tasks if not any(name in task for name in forgotten)]
+    """Those of `tasks` that stock does not leave behind: a run that is cancelled forgets its youngest step.
+
+    Such a step goes on, and with it the early run that it may have joined.
+    """
+    if give_up is None or give_up.how == "cancel_run":
+        return list(tasks)
+    forgotten = [task for task in tasks if "_run_worker" in task]
+    joined = [task for task in tasks if "ToolCache._execute" in task][: len(forgotten)]
+    return [task for task in tasks if task not in forgotten + joined and "_single_pull" not in task]
 
 
 def llms_of(agent: Any) -> list[Any]:

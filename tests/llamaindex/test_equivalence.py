@@ -98,7 +98,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         for _ in range(draw(st.integers(0, 3)))
     ]
     if shape == "team":
-        also = draw(st.lists(marked, max_size=1))
+        # Stock writes a new state into the last message, which after a handoff beside another call is either's.
+        has_state = any(call.name == "remember" for reply in replies for call in reply.calls)
+        also = draw(st.lists(marked, max_size=0 if has_state else 1))
         calls = tuple(Call(name, args, next(ids)) for name, args in also)
         handing_off = Reply((*calls, HANDOFF), generation_s=draw(st.sampled_from(GENERATION_S)))
         replies.insert(draw(st.integers(0, len(replies))), handing_off)

@@ -5,6 +5,7 @@ from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.objects import ObjectRetriever
 from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.tools import BaseTool, FunctionTool, QueryEngineTool, RetrieverTool
@@ -42,6 +43,18 @@ class SlowRetriever(BaseRetriever):
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         text = await self._log.run("recall", query_bundle.query_str.strip())
         return [NodeWithScore(node=TextNode(id_="node", text=text, metadata={"source": "log"}), score=0.5)]
+
+
+class Choosing(ObjectRetriever[Any]):
+    """Retrieves tools by what was asked; notes each request."""
+
+    def __init__(self, tools: list[BaseTool]) -> None:
+        self.tools = tools
+        self.asked: list[str] = []
+
+    async def aretrieve(self, str_or_query_bundle: Any) -> list[BaseTool]:
+        self.asked.append(str_or_query_bundle)
+        return list(self.tools)
 
 
 def make_tools(log: ToolLog) -> list[BaseTool]:
