@@ -180,6 +180,10 @@ class ToolCache:
             return None
         return run
 
+    def is_being_written(self, prepared: PreparedCall) -> bool:
+        """Whether a write is under way that makes stale whatever is read now."""
+        return self._fences.is_being_written(scope=prepared.scope.owner, reads=prepared.policy.reads)
+
     def launch(
         self,
         prepared: PreparedCall,

@@ -1,4 +1,4 @@
-"""What a write makes stale: a log of fences that every event loop's cache reads."""
+"""What a write makes stale: a log of fences, and of the writes under way, that every event loop's cache reads."""
 
 from __future__ import annotations
 
@@ -7,13 +7,37 @@ from collections.abc import Hashable
 
 from cachetools import LRUCache
 
-__all__ = ["Fences"]
+__all__ = ["Fences", "Write"]
 
 _MAX_SCOPES = 4096
 
 
+class Write:
+    """A write under way, until its `end`."""
+
+    def __init__(self, fences: Fences, scope: Hashable | None, writes: frozenset[str] | None) -> None:
+        self._fences: Fences | None = fences
+        self.scope = scope
+        self.writes = writes
+
+    def end(self) -> None:
+        """The write has ended, or failed: it may have changed things. Once is enough."""
+        fences, self._fences = self._fences, None
+        if fences is not None:
+            fences.end(self)
+
+    def meets(self, scope: Hashable, reads: frozenset[str] | None) -> bool:
+        """Whether it may change what is read in `scope`."""
+        if self.writes is None:
+            return self.scope is None or self.scope == scope
+        return reads is None or not self.writes.isdisjoint(reads)
+
+
 class Fences:
     """Orders runs against writes. A result is stale if a fence that meets its reads came after the run began.
+
+    Nobody knows when within its time a write takes effect: it fences as it begins and as it ends, and what is read in
+    between is stale as long as it lasts.
 
     A write with declared `writes` fences, in every scope, the runs whose `reads` meet them; a run or a write that
     declares nothing meets everything. A write that declares nothing fences its own scope, or all scopes when it
@@ -27,13 +51,35 @@ class Fences:
         self._any_tag = 0
         self._tags: dict[str, int] = {}
         self._scopes: LRUCache[Hashable, int] = LRUCache(_MAX_SCOPES)
+        self._under_way: dict[Write, None] = {}
+
+    def begin(self, *, scope: Hashable | None, writes: frozenset[str] | None) -> Write:
+        """A write begins; `writes` None means undeclared, `scope` None means any scope."""
+        write = Write(self, scope, writes)
+        with self._lock:
+            self._under_way[write] = None
+        self.raise_(scope=scope, writes=writes)
+        return write
+
+    def end(self, write: Write) -> None:
+        """See `Write.end`."""
+        self.raise_(scope=write.scope, writes=write.writes)
+        with self._lock:
+            self._under_way.pop(write, None)
+
+    def is_being_written(self, *, scope: Hashable, reads: frozenset[str] | None) -> bool:
+        """Whether a write is under way that may change what is read in `scope`."""
+        if not self._under_way:
+            return False
+        with self._lock:
+            return any(write.meets(scope, reads) for write in self._under_way)
 
     def stamp(self) -> int:
         """A reading of the fence clock, to be taken when a run begins."""
         return self._clock
 
     def raise_(self, *, scope: Hashable | None, writes: frozenset[str] | None) -> None:
-        """Record that a write ended; `writes` None means undeclared, `scope` None means any scope."""
+        """Set a fence; `writes` None means undeclared, `scope` None means any scope."""
         with self._lock:
             self._clock += 1
             if writes is not None:
@@ -48,7 +94,9 @@ class Fences:
                 self._scopes[scope] = self._clock
 
     def is_stale(self, stamp: int, *, scope: Hashable, reads: frozenset[str] | None) -> bool:
-        """Whether a run that began at `stamp` in `scope` and reads `reads` has been fenced since."""
+        """Whether a run that began at `stamp` in `scope` and reads `reads` has been fenced since, or is just now."""
+        if self.is_being_written(scope=scope, reads=reads):
+            return True
         if stamp == self._clock:
             return False
         with self._lock:

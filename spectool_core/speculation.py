@@ -18,7 +18,7 @@ from spectool_core.config import Mode, SpeculationConfig, validated_config
 from spectool_core.errors import ConfigurationError
 from spectool_core.events import Event, Hook, ToolObserved, announce
 from spectool_core.explain import explain
-from spectool_core.fences import Fences
+from spectool_core.fences import Fences, Write
 from spectool_core.gate import Gate
 from spectool_core.load import LoopLoad
 from spectool_core.loops import run_on, running_loop, wait_in_thread
@@ -191,10 +191,10 @@ class Speculation:
             return None
         return AnswerStream(loop or self.background.loop)
 
-    def fence(self, context: RunContext, writes: frozenset[str] | None) -> None:
-        """Record that a call of an unmarked tool, or of one with declared `writes`, has ended in this run."""
+    def begin_write(self, context: RunContext, writes: frozenset[str] | None) -> Write:
+        """A call of an unmarked tool, or of one with declared `writes`, begins in this run; its `end` is to be told."""
         scope = None if self._scope is not None else _default_scope(context)
-        self._fences.raise_(scope=scope, writes=writes)
+        return self._fences.begin(scope=scope, writes=writes)
 
     def end_run(self, context: RunContext) -> None:
         """Forget the results that only this run could have used."""

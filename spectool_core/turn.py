@@ -230,7 +230,8 @@ class Turn:
             present=self._cache.get(key, prepared.policy.reads) is not None,
             resting=rules.gate.is_resting(key.tool),
             denied=not rules.may_speculate(prepared.call, self.context),
-            over=rules.gate.objection(prepared.policy, probability, worth_s)
+            over=("being_written" if self._cache.is_being_written(prepared) else None)
+            or rules.gate.objection(prepared.policy, probability, worth_s)
             or rules.gate.budget.run_limit(self._budget, name, now_s),
         )
         if decision == Skip("max_runs_per_turn") and self._displace(worth_s):

@@ -15,6 +15,7 @@ from langgraph.prebuilt.tool_node import ToolCallRequest
 
 from spectool_core.calls import ToolCall
 from spectool_core.events import ToolObserved
+from spectool_core.fences import Write
 from spectool_core.loops import running_loop
 from spectool_core.runs import NotReplayable, RunContext
 from spectool_core.turn import Claimed, Turn
@@ -95,24 +96,26 @@ class _Observation:
         self._context = context
         self._started_s = _now_s()
         self.succeeded = False
-        self._fence()  # at its end again: what is read from now on may or may not see it
+        self._write = self._begin_write()
 
     def report(self) -> None:
         """The run has ended: let a tool that works again be run early."""
         if self._context is None or self._tool is None:
             return
-        self._fence()
+        if self._write is not None:
+            self._write.end()
         is_marked = self._tool.name in self._tools.marked
         event = ToolObserved(self._tool.name, is_marked, self._started_s, _now_s(), self.succeeded)
         self._tools.speculation.observe(self._tool, event)
 
-    def _fence(self) -> None:
-        """A tool that may write makes stale what was read before."""
+    def _begin_write(self) -> Write | None:
+        """A tool that may write makes stale what was read before, and what is read until it has ended."""
         if self._context is None or self._tool is None:
-            return
+            return None
         known = self._tools.marked.get(self._tool.name)
-        if known is None or known.policy.writes:
-            self._tools.speculation.fence(self._context, known.policy.writes if known is not None else None)
+        if known is not None and not known.policy.writes:
+            return None
+        return self._tools.speculation.begin_write(self._context, known.policy.writes if known is not None else None)
 
 
 def _now_s() -> float:

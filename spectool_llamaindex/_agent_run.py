@@ -14,6 +14,7 @@ from workflows.errors import WorkflowRuntimeError
 
 from spectool_core.bounds import Bound
 from spectool_core.calls import ToolCall
+from spectool_core.fences import Write
 from spectool_core.runs import RunContext
 from spectool_core.speculation import Speculation
 from spectool_core.turn import Turn
@@ -48,6 +49,7 @@ class OpenTurn:
         self.toolbox = toolbox
         self.turn = turn
         self.calls = calls
+        self._writes: list[Write] = []
 
     def asked_for(self, call: ToolCall, tool: object) -> bool:
         """Whether the answer asked for `call` of this very tool."""
@@ -56,16 +58,18 @@ class OpenTurn:
             return False
         return any(asked.name == call.name and asked.arguments == call.arguments for asked in self.calls)
 
-    def fence(self, context: RunContext) -> None:
-        """What the answer's writes may change is stale."""
+    def begin_writes(self, context: RunContext) -> None:
+        """Those of the answer's calls that may write begin."""
         for call in self.calls:
             policy = self.toolbox.policy(call.name)
             if policy is None or policy.writes:
-                self.speculation.fence(context, policy.writes if policy is not None else None)
+                writes = policy.writes if policy is not None else None
+                self._writes.append(self.speculation.begin_write(context, writes))
 
-    def close(self, context: RunContext) -> None:
+    def close(self) -> None:
         """The calls have ended, or will not come."""
-        self.fence(context)
+        for write in self._writes:
+            write.end()
         if self.turn is not None:
             self.turn.settle()
 
@@ -107,9 +111,9 @@ class AgentRun:
         with self._lock:
             over = [turn] if self._closed else self._turns[: -_MAX_OPEN_TURNS + 1]
             self._turns = [other for other in [*self._turns, turn] if other not in over]
-        turn.fence(self.context)  # a write may change things from its start on, and until its end: there again
+        turn.begin_writes(self.context)
         for other in over:
-            other.close(self.context)
+            other.close()
 
     def turn_of(self, call: ToolCall, tool: object, speculation: Speculation) -> Turn | None:
         """The turn whose answer asked for this very call of this very tool."""
@@ -125,7 +129,7 @@ class AgentRun:
         with self._lock:
             turns, self._turns = self._turns, []
         for turn in turns:
-            turn.close(self.context)
+            turn.close()
 
     def close(self, _: object = None) -> None:
         """The run has ended: forget its results."""

@@ -176,7 +176,7 @@ def _piece(entry: Any, index: int | None) -> CallPiece | None:
         index = entry["index"]
     try:
         arguments = _arguments_text(function.get("arguments"))
-    except RecursionError:
+    except (TypeError, ValueError, RecursionError):  # an object that is no JSON, where a framework hands it on
         return None
     return CallPiece(index, _text(entry.get("id")), _text(function.get("name")), arguments)
 

@@ -86,12 +86,12 @@ async def test_a_read_after_a_write_sees_the_write() -> None:
     assert await take_turn(speculation, toolbox, call("read")) == [("hit", "old")]
     files["x"] = "new"
     assert await take_turn(speculation, toolbox, call("read")) == [("hit", "old")]  # nobody has said that it wrote
-    speculation.fence(RUN, None)
+    speculation.begin_write(RUN, None).end()
     assert await take_turn(speculation, toolbox, call("read")) == [("hit", "new")]  # a new run, after the write
     files["x"] = "newer"
     turn = start(speculation, toolbox)
     await asyncio.sleep(1)
-    speculation.fence(RUN, None)  # a write of a parallel branch
+    speculation.begin_write(RUN, None).end()  # a write of a parallel branch
     turn.answer([call("read")])
     assert await turn.claim(call("read")) == Claimed("miss")
 
@@ -103,7 +103,7 @@ async def test_a_fence_between_answer_and_claim_is_a_miss_and_cancels_the_run() 
     turn = start(speculation, toolbox_of(tool))
     await asyncio.sleep(1)
     turn.answer([call()])
-    speculation.fence(RUN, frozenset({"docs"}))
+    speculation.begin_write(RUN, frozenset({"docs"})).end()
     assert await turn.claim(call()) == Claimed("miss")
     await no_tasks()
     assert tool.statistics().num_cancelled == 1
@@ -249,7 +249,7 @@ async def test_where_no_run_can_be_identified_nothing_is_shared_beyond_the_turn(
     assert await take_turn(speculation, toolbox, call(), context=nobody) == [("hit", "x#2")]
     turn = start(speculation, toolbox, nobody)
     await asyncio.sleep(1)
-    speculation.fence(nobody, None)
+    speculation.begin_write(nobody, None).end()
     turn.answer([call()])
     assert await turn.claim(call()) == Claimed("miss")
 
@@ -280,7 +280,7 @@ async def test_a_write_fences_every_scope_where_the_user_chose_scopes() -> None:
     toolbox = toolbox_of(tool, policy=TTL)
     speculation = speculation_of(call(), scope=lambda call, context: "all")
     await take_turn(speculation, toolbox, call(), context=RunContext(1))
-    speculation.fence(RunContext(2), None)
+    speculation.begin_write(RunContext(2), None).end()
     turn = start(speculation, toolbox, RunContext(1))
     turn.answer([call()])
     assert await turn.claim(call()) == Claimed("miss")

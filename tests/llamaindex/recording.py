@@ -100,13 +100,13 @@ class Trace(BaseSpanHandler[Any]):
         self.note("drop", id_, None, None, err)
 
     def new_span(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("never called")
 
     def prepare_to_exit_span(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("never called")
 
     def prepare_to_drop_span(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError("never called")
 
 
 def _arguments(id_: str, bound_args: Any) -> Any:

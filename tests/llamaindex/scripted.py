@@ -119,22 +119,22 @@ class ScriptedTextLLM(LLM):
         return self._answer(turn, reply)
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        raise NotImplementedError("agents are async")
+        raise AssertionError("agents are async")
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Any:
-        raise NotImplementedError("agents are async")
+        raise AssertionError("agents are async")
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        raise NotImplementedError("agents chat")
+        raise AssertionError("agents chat")
 
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
-        raise NotImplementedError("agents chat")
+        raise AssertionError("agents chat")
 
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        raise NotImplementedError("agents chat")
+        raise AssertionError("agents chat")
 
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
-        raise NotImplementedError("agents chat")
+        raise AssertionError("agents chat")
 
 
 class ScriptedLLM(ScriptedTextLLM, FunctionCallingLLM):

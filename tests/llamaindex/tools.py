@@ -23,7 +23,7 @@ class SlowEngine(CustomQueryEngine):
     log: Any = Field(exclude=True)
 
     def custom_query(self, query_str: str) -> str:
-        raise NotImplementedError("agents are async")
+        raise AssertionError("agents are async")
 
     async def acustom_query(self, query_str: str) -> str:
         result: str = await self.log.run("search", query_str)
@@ -38,7 +38,7 @@ class SlowRetriever(BaseRetriever):
         self._log = log
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        raise NotImplementedError("agents are async")
+        raise AssertionError("agents are async")
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         text = await self._log.run("recall", query_bundle.query_str.strip())
