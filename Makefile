@@ -26,7 +26,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# One LangGraph agent, stock and speculative, on real tools over real HTTP; ARGS are passed on.
+# An agent of LangGraph or LlamaIndex, stock and speculative, on real tools over real HTTP; ARGS are passed on.
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo $(ARGS)
 

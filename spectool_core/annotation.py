@@ -16,7 +16,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
 from spectool_core.errors import ConfigurationError
 
-__all__ = ["PolicyFields", "Reuse", "ToolPolicy", "mark", "policy_of", "speculatable"]
+__all__ = ["PolicyFields", "Reuse", "ToolPolicy", "is_marked_itself", "mark", "policy_of", "speculatable"]
 
 T = TypeVar("T")
 Tools = TypeVar("Tools", bound=Collection[Any])
@@ -149,6 +149,11 @@ def policy_of(tool: object) -> ToolPolicy | None:
         if (found := _mark_within(_read(tool, name))) is not None:
             return found
     return _own_mark(type(tool))
+
+
+def is_marked_itself(tool: object) -> bool:
+    """Whether the mark is on the tool object or its class, so that it speaks for all functions that the tool has."""
+    return _mark_within(tool) is not None or _own_mark(type(tool)) is not None
 
 
 def _is_number(value: object) -> bool:

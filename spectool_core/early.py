@@ -42,6 +42,8 @@ def copied(value: Any) -> Any:
     """A value that shares nothing mutable with `value`. Raises NotReplayable where there is no such copy."""
     if type(value) in _IMMUTABLE or (type(value) is tuple and all(type(item) in _IMMUTABLE for item in value)):
         return value
+    if type(value) is object:
+        raise NotReplayable("a plain object is known by its identity, which no copy has")
     try:
         return copy.deepcopy(value)
     except Exception as error:

@@ -118,6 +118,9 @@ class Speculation:
             self._accounts.charge,
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Speculation:
+        return self  # what agents share, their copies share too
+
     @property
     def is_on(self) -> bool:
         """Whether turns are to be started at all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -58,13 +58,13 @@ class OpenTurn:
             return False
         return any(asked.name == call.name and asked.arguments == call.arguments for asked in self.calls)
 
-    def begin_writes(self, context: RunContext) -> None:
-        """Those of the answer's calls that may write begin."""
+    def begin_writes(self, context: RunContext, speculations: Iterable[Speculation]) -> None:
+        """Those of the answer's calls that may write begin, for whoever has results of this run."""
         for call in self.calls:
             policy = self.toolbox.policy(call.name)
             if policy is None or policy.writes:
                 writes = policy.writes if policy is not None else None
-                self._writes.append(self.speculation.begin_write(context, writes))
+                self._writes += [each.begin_write(context, writes) for each in speculations]
 
     def close(self) -> None:
         """The calls have ended, or will not come."""
@@ -111,7 +111,7 @@ class AgentRun:
         with self._lock:
             over = [turn] if self._closed else self._turns[: -_MAX_OPEN_TURNS + 1]
             self._turns = [other for other in [*self._turns, turn] if other not in over]
-        turn.begin_writes(self.context)
+        turn.begin_writes(self.context, tuple(self._speculations))
         for other in over:
             other.close()
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, adapt_to_async_tool
 
-from spectool_core.annotation import ToolPolicy, policy_of
+from spectool_core.annotation import ToolPolicy, is_marked_itself, policy_of
 from spectool_core.bounds import Bound
 from spectool_core.calls import ToolCall
 from spectool_core.canonical import CallKey, canonicalize
 from spectool_core.early import acontained, contained
 from spectool_core.errors import NotSpeculatableError
 from spectool_core.runs import NotPrepared, NotReplayable, PreparedCall, Scope
-from spectool_llamaindex._execution import execution_of
+from spectool_llamaindex._execution import execution_of, is_converted
 from spectool_llamaindex._isolation import Recorded, Recorder
 
 __all__ = ["ToolBinding", "refusal"]
@@ -56,8 +56,13 @@ class ToolBinding:
     @classmethod
     def of(cls, tool: BaseTool) -> ToolBinding | None:
         """The binding of a marked tool; None for others."""
-        policy = policy_of(tool)
+        policy = _policy_of(tool)
         return cls(tool, policy) if policy is not None else None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the tool's mark is still the one that it was bound with."""
+        return _policy_of(self.tool) == self.policy
 
     def prepare(self, call: ToolCall, scope: Scope, cap: Bound | None) -> PreparedCall:
         """Make a call ready to run early, once.
@@ -94,8 +99,11 @@ class ToolBinding:
         def run() -> Recorded:
             recorder = Recorder()
             context.run(recorder.enter)
-            value = contained(lambda: context.run(self._execution.run, arguments))
-            return _recorded(recorder, value, call, arguments)
+            try:
+                value = contained(lambda: context.run(self._execution.run, arguments))
+                return _recorded(recorder, value, call, arguments)
+            finally:
+                recorder.close()
 
         return run
 
@@ -103,10 +111,20 @@ class ToolBinding:
         async def run() -> Recorded:
             recorder = Recorder()
             recorder.enter()  # in the context of the core's task, which is this run's alone
-            value = await acontained(self._execution.run(arguments))
-            return _recorded(recorder, value, call, arguments)
+            try:
+                value = await acontained(self._execution.run(arguments))
+                return _recorded(recorder, value, call, arguments)
+            finally:
+                recorder.close()
 
         return run
+
+
+def _policy_of(tool: BaseTool) -> ToolPolicy | None:
+    """The tool's mark; one on a function speaks for that function only, which has to be the one that agents run."""
+    if isinstance(tool, FunctionTool) and not is_marked_itself(tool):
+        return policy_of(tool.fn if is_converted(tool) else tool.async_fn)
+    return policy_of(tool)
 
 
 def _recorded(recorder: Recorder, value: Any, call: ToolCall, arguments: dict[str, Any]) -> Recorded:

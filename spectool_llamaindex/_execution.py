@@ -22,7 +22,7 @@ from spectool_core.early import copied
 from spectool_llamaindex._isolation import Recorded
 from spectool_llamaindex._observers import replay
 
-__all__ = ["Execution", "execution_of"]
+__all__ = ["Execution", "execution_of", "is_converted"]
 
 # Every function that `sync_to_async` makes shares this code.
 _CONVERTED = sync_to_async(len).__code__
@@ -61,23 +61,25 @@ class _FunctionExecution:
     def __init__(self, tool: FunctionTool, exclude_args: frozenset[str]) -> None:
         self._tool = tool
         self._excluded = exclude_args
-        self.blocking = getattr(tool.async_fn, "__code__", None) is _CONVERTED
-        self._function: Callable[..., Any] = tool.fn if self.blocking else tool.async_fn
-        self._signature = _signature(self._function)
+        self.blocking = is_converted(tool)
+        self.function: Callable[..., Any] = tool.fn if self.blocking else tool.async_fn
+        self._signature = _signature(self.function)
         self._defaults = _defaults(self._signature)
 
     def received(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         given = self._filled(arguments)
+        further: dict[str, Any] = {}
         if self._signature is not None:
-            bound = self._signature.bind(**given).arguments
-            given = self._defaults | bound
+            given = self._defaults | self._signature.bind(**given).arguments
             for name, parameter in self._signature.parameters.items():
                 if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                    given |= given.pop(name, {})
-        return {name: value for name, value in given.items() if name not in self._excluded}
+                    further = given.pop(name, {})
+        named = {name: value for name, value in given.items() if name not in self._excluded}
+        # The function sees in which order further keyword arguments come.
+        return {"named": named, "further": [item for item in further.items() if item[0] not in self._excluded]}
 
     def run(self, arguments: dict[str, Any]) -> Any:
-        return self._function(**self._filled(arguments))
+        return self.function(**self._filled(arguments))
 
     def stand_in(self, recorded: Recorded) -> AsyncBaseTool:
         take = _takes(recorded)
@@ -163,6 +165,14 @@ def _takes(recorded: Recorded) -> Callable[[], Any]:
     return take
 
 
+def is_converted(tool: FunctionTool) -> bool:
+    """Whether `async_fn` only runs `fn` in a thread."""
+    function = tool.async_fn
+    if getattr(function, "__code__", None) is not _CONVERTED:
+        return False
+    return any(cell.cell_contents is tool.fn for cell in getattr(function, "__closure__", None) or ())
+
+
 def _defines(tool: AsyncBaseTool, method: str) -> Any:
     if method in vars(tool):
         return tool
@@ -171,7 +181,8 @@ def _defines(tool: AsyncBaseTool, method: str) -> Any:
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
     try:
-        return inspect.signature(function)
+        # Not of what it wraps, whose defaults need not be its own.
+        return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # some built-in functions have none
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import Context, copy_context
-from typing import Any, NoReturn
+from typing import Any
 
 from llama_index_instrumentation.dispatcher import active_instrument_tags
 from llama_index_instrumentation.span import active_span_id
@@ -43,16 +43,25 @@ class Recorder:
         self._emissions = Emissions(keep=True)
         hear_instead(self._emissions)
 
+    def close(self) -> None:
+        """The tool's own code has ended; what it left behind, a client's worker say, lives as if started by stock."""
+        if self._emissions is not None:
+            self._emissions.close()
+
     def recorded(self, value: Any) -> Recorded:
         """What to keep of a run that returned `value`. Raises NotReplayable."""
+        if self._emissions is not None and self._emissions.obstacle is not None:
+            raise NotReplayable(self._emissions.obstacle)
         if self._obstacle is not None:
             raise NotReplayable(self._obstacle)
         for part in [value, *value] if isinstance(value, tuple | list) else [value]:
             check_reusable(part)
         return Recorded(copied(value), self._emissions.so_far() if self._emissions is not None else ())
 
-    def _refuse_context(self) -> NoReturn:
+    def _refuse_context(self) -> None:
         # Called by `Context.get_step_context`. What it would be used for is not known before the step runs.
+        if self._emissions is not None and self._emissions.is_closed:
+            return
         self._obstacle = "the tool asked for the workflow's context"
         raise NotReplayable(self._obstacle)
 

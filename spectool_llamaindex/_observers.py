@@ -55,6 +55,8 @@ class Emissions:
         self._keep = keep
         self._tags: Mapping[str, Any] = active_instrument_tags.get()
         self._kept: list[Emission] = []
+        self.is_closed = False
+        self.obstacle: str | None = None
 
     def hear(self, emit: Callable[..., Any], speaker: Any, arguments: Mapping[str, Any]) -> None:
         """Take note of one call."""
@@ -62,6 +64,15 @@ class Emissions:
         if self._keep and (isinstance(speaker, CallbackManager) or _is_heard(speaker)):
             own = {name: tag for name, tag in active_instrument_tags.get().items() if self._tags.get(name) != tag}
             self._kept.append(Emission(emit, speaker, arguments, own))
+
+    def refuse(self, speaker: Any) -> None:
+        """Take note of what a replay could not repeat, if anyone would hear it."""
+        if _is_heard(speaker):
+            self.obstacle = "the tool dispatched an event with aevent"
+
+    def close(self) -> None:
+        """From now on observers hear for themselves."""
+        self.is_closed = True
 
     def so_far(self) -> tuple[Emission, ...]:
         """What has been kept, if anyone would hear it."""
@@ -73,7 +84,12 @@ _instead: ContextVar[Emissions | None] = ContextVar("spectool_emissions", defaul
 
 def is_early() -> bool:
     """Whether this code is a speculator or an early run: neither is to start speculation of its own."""
-    return _instead.get() is not None
+    return _listener() is not None
+
+
+def _listener() -> Emissions | None:
+    instead = _instead.get()
+    return None if instead is None or instead.is_closed else instead
 
 
 def hear_instead(emissions: Emissions) -> None:
@@ -125,39 +141,41 @@ def _is_heard(speaker: Any) -> bool:
     return False
 
 
-def _divert(cls: type, name: str, stands_for: str | None = None) -> None:
-    """Replace a method of `cls`; `stands_for` is the sync method by which an async one is replayed."""
+def _divert(cls: type, name: str) -> None:
     stock = inspect.getattr_static(cls, name)
-    emit = inspect.getattr_static(cls, stands_for or name)
-    signature = inspect.signature(emit)
+    signature = inspect.signature(stock)
 
-    def hear(instead: Emissions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    @functools.wraps(stock)
+    def diverted(*args: Any, **kwargs: Any) -> Any:
+        instead = _listener()
+        if instead is None:
+            return stock(*args, **kwargs)
         arguments = signature.bind(*args, **kwargs).arguments
         speaker = arguments.pop("self")
         if name == "on_event_start" and not arguments.get("event_id"):
             arguments["event_id"] = str(uuid4())
-        instead.hear(emit, speaker, arguments)
+        instead.hear(stock, speaker, arguments)
         return arguments.get("event_id")  # what `on_event_start` returns; nobody reads it of the others
-
-    if inspect.iscoroutinefunction(stock):
-
-        @functools.wraps(stock)
-        async def diverted(*args: Any, **kwargs: Any) -> Any:
-            instead = _instead.get()
-            return await stock(*args, **kwargs) if instead is None else hear(instead, args, kwargs)
-
-    else:
-
-        @functools.wraps(stock)
-        def diverted(*args: Any, **kwargs: Any) -> Any:
-            instead = _instead.get()
-            return stock(*args, **kwargs) if instead is None else hear(instead, args, kwargs)
 
     setattr(cls, name, diverted)
 
 
+def _divert_async_event() -> None:
+    stock = Dispatcher.aevent
+
+    @functools.wraps(stock)
+    async def aevent(self: Dispatcher, *args: Any, **kwargs: Any) -> None:
+        instead = _listener()
+        if instead is None:
+            await stock(self, *args, **kwargs)
+        else:
+            instead.refuse(self)  # its handlers may do other things with it than with one of `event`
+
+    Dispatcher.aevent = aevent  # type: ignore[method-assign]
+
+
 for _method in ("event", "span_enter", "span_exit", "span_drop"):
     _divert(Dispatcher, _method)
-_divert(Dispatcher, "aevent", stands_for="event")
 for _method in ("on_event_start", "on_event_end", "start_trace", "end_trace"):
     _divert(CallbackManager, _method)
+_divert_async_event()

@@ -21,7 +21,7 @@ from spectool_llamaindex._asking import callable_tools, prompt_of
 from spectool_llamaindex._isolation import unseen
 from spectool_llamaindex._proxy import Proxy
 from spectool_llamaindex._toolbox import StepToolbox, schema_of
-from spectool_llamaindex.tool import marked
+from spectool_llamaindex.tool import SpeculativeTool, marked
 
 __all__ = ["AgentStep", "Listening"]
 
@@ -51,8 +51,10 @@ class AgentStep:
         self._speculation = speculation
         self._run = run
         self._tools = callable_tools(agent, tools)
-        bindings = [binding for tool in self._tools if (binding := marked(tool)) is not None]
-        self._toolbox = StepToolbox({binding.name: binding for binding in bindings}, tools, run.cap)
+        by_name = {tool.metadata.name: tool for tool in self._tools}  # of one name, stock calls the last
+        bindings = [binding for tool in by_name.values() if (binding := marked(tool)) is not None]
+        served = {str(name) for name, tool in by_name.items() if isinstance(tool, SpeculativeTool)}
+        self._toolbox = StepToolbox({binding.name: binding for binding in bindings}, served, tools, run.cap)
         self._turn: Turn | None = None
         self._answer: AnswerStream | None = None
         run.join(speculation)
@@ -61,7 +63,9 @@ class AgentStep:
         """The agent has written `event` to the stream; its prompt is what its model is asked next."""
         if isinstance(event, AgentStream) and self._answer is not None:
             self._answer.feed(_delta(event.raw))
-        if not isinstance(event, AgentInput) or self._turn is not None or not self._toolbox.can_run_early:
+        if not isinstance(event, AgentInput) or self._turn is not None:
+            return
+        if not (self._speculation.is_on and self._toolbox.can_run_early):
             return
         try:
             self._turn = unseen().run(self._start, event.input)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from llama_index.core.agent.workflow import multi_agent_workflow
 from llama_index.core.tools import BaseTool, FunctionTool
@@ -28,19 +28,27 @@ class StepToolbox:
 
     Args:
         bindings: the marked tools.
+        served: names of those whose calls can be served from an early run.
         offered: all tools that the main model may call.
         cap: bounds the early runs in flight of the agent run.
     """
 
-    def __init__(self, bindings: Mapping[str, ToolBinding], offered: Iterable[BaseTool], cap: Bound | None) -> None:
+    def __init__(
+        self,
+        bindings: Mapping[str, ToolBinding],
+        served: Collection[str],
+        offered: Iterable[BaseTool],
+        cap: Bound | None,
+    ) -> None:
         self.bindings = bindings
+        self._served = served
         self._cap = cap
         self._harmless = {tool.metadata.name for tool in offered if _is_stock_handoff(tool)}
 
     @property
     def can_run_early(self) -> bool:
         """Whether any call that the main model may make could be run early."""
-        return any(binding.policy.runs_early for binding in self.bindings.values())
+        return any(self.bindings[name].policy.runs_early for name in self._served)
 
     def policy(self, name: str) -> ToolPolicy | None:
         """See `Toolbox.policy`."""
@@ -54,6 +62,8 @@ class StepToolbox:
         binding = self.bindings.get(call.name)
         if binding is None:
             raise NotPrepared("unmarked")
+        if call.name not in self._served:
+            raise NotPrepared("not_served")
         try:
             return binding.prepare(call, scope, self._cap)
         except NotPrepared:

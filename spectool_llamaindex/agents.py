@@ -20,7 +20,7 @@ from spectool_core.speculation import Speculation
 from spectool_llamaindex._agent_run import RUNS
 from spectool_llamaindex._observers import is_early
 from spectool_llamaindex._step import AgentStep, Listening
-from spectool_llamaindex.tool import SpeculativeRetriever, with_early_runs
+from spectool_llamaindex.tool import SpeculativeRetriever, SpeculativeTool, with_early_runs
 
 __all__ = ["SpeculativeAgent", "SpeculativeCodeActAgent", "SpeculativeFunctionAgent", "SpeculativeReActAgent"]
 
@@ -38,6 +38,7 @@ class SpeculativeAgent(BaseWorkflowAgent):
     """
 
     _speculation: Speculation = PrivateAttr()
+    _own_tools: list[Any] | None = PrivateAttr(default=None)
 
     def __init__(self, *, speculation: Speculation, **stock: Any) -> None:
         super().__init__(**stock)
@@ -55,17 +56,20 @@ class SpeculativeAgent(BaseWorkflowAgent):
         if isinstance(self, CodeActAgent) and (policy := policy_of(self.code_execute_fn)) and policy.runs_early:
             raise NotSpeculatableError(EXECUTE_TOOL_NAME, "runs code that the model wrote")
         self._speculation = speculation
+        self._own_tools = None
         self._enlist(refuse=True)
+        self._own_tools = self.tools
 
     async def take_step(
         self, ctx: Any, llm_input: list[ChatMessage], tools: Sequence[Any], memory: BaseMemory
     ) -> AgentOutput:
         """Ask the model, and the speculators what it will answer."""
         self._enlist()
-        run = None if is_early() or not self._speculation.is_on else RUNS.find_or_start(ctx)
+        # An agent that does not speculate may still write what others of its run have read.
+        run = None if is_early() else RUNS.find_or_start(ctx) if self._speculation.is_on else RUNS.current()
         if run is None:
             return await super().take_step(ctx, llm_input, tools, memory)  # type: ignore[safe-super]
-        step = AgentStep(self, self._speculation, run, tools)
+        step = AgentStep(self, self._speculation, run, self._served(tools))
         try:
             listening = Listening(ctx, step.heard)
             output = await super().take_step(listening, llm_input, tools, memory)  # type: ignore[safe-super]
@@ -90,6 +94,11 @@ class SpeculativeAgent(BaseWorkflowAgent):
         if run is not None:
             run.close_turns()
 
+    def _served(self, tools: Sequence[Any]) -> Sequence[Any]:
+        """`tools` as the agent holds them: they were got before those that were added had been enlisted."""
+        ours = {id(tool.binding.tool): tool for tool in self.tools or () if isinstance(tool, SpeculativeTool)}
+        return [ours.get(id(tool), tool) for tool in tools]
+
     def _enlist(self, *, refuse: bool = False) -> None:
         """Have marked tools serve from early runs, those too that were added since the agent was made."""
         if not self._speculation.is_on or isinstance(self, CodeActAgent):
@@ -98,7 +107,10 @@ class SpeculativeAgent(BaseWorkflowAgent):
             theirs = cast("list[BaseTool]", self.tools)  # functions have become tools when the agent was made
             tools = [with_early_runs(tool, self._speculation, refuse=refuse) for tool in theirs]
             if any(ours is not other for ours, other in zip(tools, theirs, strict=True)):
-                self.tools = list(tools)  # a new list: the user may have given theirs to another agent
+                if self._own_tools is not None and self.tools is self._own_tools:
+                    self._own_tools[:] = tools
+                else:  # a new list: the user may have given theirs to another agent
+                    self.tools = self._own_tools = list(tools)
         if self.tool_retriever is not None:
             retriever = SpeculativeRetriever.around(self.tool_retriever, self._speculation)
             self.tool_retriever = cast("ObjectRetriever[Any]", retriever)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -15,6 +14,8 @@ from spectool_core.speculation import Speculation
 from spectool_llamaindex.agents import SpeculativeAgent
 
 __all__ = ["speculate"]
+
+_DERIVED = "__spectool_derived__"
 
 TargetT = TypeVar("TargetT", BaseWorkflowAgent, AgentWorkflow)
 
@@ -46,6 +47,8 @@ def speculate(target: TargetT, speculation: Speculation) -> TargetT:
 def _agent(agent: BaseWorkflowAgent, speculation: Speculation) -> SpeculativeAgent:
     copied: Any = agent.model_copy()
     copied.__class__ = _speculative(type(agent))
+    if copied.tools is not None:
+        copied.tools = list(copied.tools)
     if copied.__pydantic_private__ is None:
         copied.__pydantic_private__ = {}
     copied.speculate_with(speculation)
@@ -53,10 +56,13 @@ def _agent(agent: BaseWorkflowAgent, speculation: Speculation) -> SpeculativeAge
     return cast("SpeculativeAgent", copied)
 
 
-@functools.cache
 def _speculative(cls: type[BaseWorkflowAgent]) -> type[BaseWorkflowAgent]:
     if issubclass(cls, SpeculativeAgent):
         return cls
+    if isinstance(known := cls.__dict__.get(_DERIVED), type):
+        return known
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     make = cast("Callable[..., type[BaseWorkflowAgent]]", type(cls))
-    return make(cls.__name__, (SpeculativeAgent, cls), names)
+    derived = make(cls.__name__, (SpeculativeAgent, cls), names)
+    setattr(cls, _DERIVED, derived)  # not in a table, which would keep both alive
+    return derived

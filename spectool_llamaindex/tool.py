@@ -141,7 +141,7 @@ class _Observation:
 
     def of(self, output: ToolOutput) -> ToolOutput:
         """Take note of the tool's output, and return it."""
-        self._succeeded = not output.is_error
+        self._succeeded = not getattr(output, "is_error", False)  # a tool may return anything
         return output
 
     def __exit__(self, *_: object) -> None:
@@ -157,7 +157,7 @@ def with_early_runs(tool: BaseTool, speculation: Speculation, *, refuse: bool = 
     A marked tool that cannot be run early stays stock, with a warning; with `refuse`, NotSpeculatableError is raised.
     """
     if isinstance(tool, SpeculativeTool):
-        if tool.speculation is speculation:
+        if tool.speculation is speculation and tool.binding.is_current:
             return tool
         tool = tool.binding.tool
     binding = marked(tool, refuse=refuse)
@@ -169,7 +169,9 @@ def with_early_runs(tool: BaseTool, speculation: Speculation, *, refuse: bool = 
 def marked(tool: BaseTool, *, refuse: bool = False) -> ToolBinding | None:
     """The binding of a marked tool; None for one without a mark or, unless `refuse`, that cannot be run early."""
     if isinstance(tool, SpeculativeTool):
-        return tool.binding
+        if tool.binding.is_current:
+            return tool.binding
+        tool = tool.binding.tool
     try:
         return ToolBinding.of(tool)
     except NotSpeculatableError as error:
