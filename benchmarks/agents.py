@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 from benchmarks.frameworks import Framework
-from spectool_core import Speculation, speculatable
+from spectool_core import ModelSpeculator, Speculation, speculatable
 
-__all__ = ["AgentFigures", "num_served", "run_agents", "search_function"]
+__all__ = ["AgentFigures", "close_speculators", "num_served", "run_agents", "search_function"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,14 @@ async def run_agents(
         cpu_ms_per_turn=1000 * cpu_s / num_turns,
         transcripts=tuple(transcript for _, transcript in results),
     )
+
+
+async def close_speculators(speculations: Iterable[Speculation]) -> None:
+    """Close the connections of the lean speculators; LLMs of the frameworks close their own."""
+    for speculation in speculations:
+        for speculator in speculation.speculators:
+            if isinstance(speculator, ModelSpeculator):
+                await speculator.aclose()
 
 
 def num_served(speculation: Speculation) -> int:

@@ -185,3 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         started_s = time.monotonic()
         asyncio.run(_all(framework, way, cells, given.rounds))
         print(f"{time.monotonic() - started_s:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

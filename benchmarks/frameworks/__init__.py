@@ -18,10 +18,12 @@ class Framework(Protocol):
     """What differs between frameworks.
 
     Args:
+        name: its name in `FRAMEWORKS`.
         ways: how speculation comes into an agent, or kinds of agents; each is measured by itself.
         timed_ways: those of which the time saved is measured too.
     """
 
+    name: str
     ways: Sequence[str]
     timed_ways: Sequence[str]
 

@@ -39,6 +39,7 @@ class _EmptyMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 class _LangGraph(Framework):
+    name = "langgraph"
     ways = ("tool node", "middleware")
     timed_ways = ("tool node",)
 

@@ -28,6 +28,7 @@ __all__ = ["FRAMEWORK"]
 
 
 class _LlamaIndex(Framework):
+    name = "llamaindex"
     ways = ("streaming", "not streaming")
     timed_ways = ways
 
