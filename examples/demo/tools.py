@@ -76,6 +76,7 @@ class ToolLog:
                 self.runs.append(ToolRun(body.__name__, arguments, started_s, self._now(), is_cancelled))
                 self._count(-1)
 
+        vars(run)["__signature__"] = inspect.signature(body)  # its own: it passes on what it is given
         return run
 
     def _count(self, change: int) -> None:
