@@ -3,15 +3,31 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# vLLM brings some gigabytes and pins of its own, so it has an environment for itself, and its small model a folder.
+ENGINE_VENV := .venv-engine
+ENGINE_BIN := $(ENGINE_VENV)/bin
+ENGINE_STAMP := $(ENGINE_VENV)/.installed
+MODEL := .cache/smollm2
 
 .DEFAULT_GOAL := test
-.PHONY: test demo bench lint format clean
+.PHONY: test test-engine demo engine bench lint format bfcl clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $(STAMP)
+
+$(ENGINE_STAMP): pyproject.toml examples/engine/install.py
+	$(PYTHON) -m venv $(ENGINE_VENV)
+	$(ENGINE_BIN)/python -m pip install --quiet --upgrade pip
+	$(ENGINE_BIN)/python -m examples.engine.install
+	$(ENGINE_BIN)/python -m pip install --quiet --editable '.[engine-dev]'
+	touch $(ENGINE_STAMP)
+
+$(MODEL)/spectool-complete: $(ENGINE_STAMP) examples/engine/smollm2.py
+	$(ENGINE_BIN)/python -m examples.engine.smollm2 $(MODEL)
+	touch $@
 
 test: lint
 	$(BIN)/python -m pytest $(ARGS)
@@ -30,9 +46,23 @@ format: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo $(ARGS)
 
+# Engine mode on vLLM itself with a small real model, on a CPU: needs 4 GB of disk and about 10 minutes.
+test-engine: $(MODEL)/spectool-complete
+	SPECTOOL_MODEL_FOLDER=$(MODEL) VLLM_LOGGING_LEVEL=ERROR $(ENGINE_BIN)/python -m pytest tests/engine $(ARGS)
+
+# The same agents against a server of that model: stock, client mode, engine mode.
+engine: $(MODEL)/spectool-complete
+	$(ENGINE_BIN)/python -m examples.engine $(MODEL) $(ARGS)
+
 # Prints the figures of docs/evaluation.md; asserts nothing about time.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# Runs the simulators of bfcl-eval under speculation and fails if a stale result is served. Installed without the
+# dependencies of bfcl-eval, of which these simulators need mpmath alone.
+bfcl: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps bfcl-eval mpmath
+	$(BIN)/python -m benchmarks.bfcl
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(ENGINE_VENV) .cache build dist *.egg-info

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.agents import num_served, run_agents, search_function
+from benchmarks.agents import close_speculators, num_served, run_agents, search_function
 from benchmarks.frameworks import Framework, add_options, load, speculator_of
 from benchmarks.playback import MAIN, Script
-from spectool_core import ModelSpeculator, Speculation
+from spectool_core import Speculation
 from spectool_core.model import run_standard_time, run_time
 from spectool_core.testing import ModelServerProcess, ScriptedModel
 
@@ -26,6 +27,7 @@ __all__ = ["main"]
 NUM_TURNS = 3  # tool turns of a conversation, which ends with an answer
 _WARM_UP_TURNS = 20
 _MAX_IDLE_LOAD = 0.35
+_MAX_LOAD_SIDE_BY_SIDE = 0.035
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,41 +102,42 @@ class Population:
     rounds_s: list[float] = field(default_factory=list)
     hits: list[float] = field(default_factory=list)
 
-    async def take(self, framework: Framework, cell: Cell, repeat: str) -> None:
+    async def take(self, framework: Framework, cell: Cell, repeat: str, *, alone: bool) -> None:
         """One round: each agent takes one conversation."""
         before = num_served(self.speculation) if self.speculation is not None else 0
         spread_s = cell.generation_s + cell.tool_s if cell.num_agents > 1 else 0.0
-        figures = await run_agents(framework, self.agent, cell.num_agents, spread_s=spread_s, repeat=repeat)
+        figures = await run_agents(
+            framework, self.agent, cell.num_agents, spread_s=spread_s, repeat=repeat, alone=alone
+        )
         self.rounds_s.append(figures.mean_s)
         after = num_served(self.speculation) if self.speculation is not None else 0
         self.hits.append((after - before) / cell.num_agents)
 
 
-async def measure(framework: Framework, way: str, cell: Cell, *, num_rounds: int, side_by_side: bool) -> None:
+async def measure(
+    framework: Framework, way: str, cell: Cell, server: ModelServerProcess, *, num_rounds: int, side_by_side: bool
+) -> None:
     """Print the row of one cell."""
     num_warm_up = -(-_WARM_UP_TURNS // (NUM_TURNS + 1))
-    with ModelServerProcess(cell.models()) as server:
-        tools = [framework.tool(search_function(cell.tool_s))]
-        speculation = Speculation([speculator_of(framework, "lean", "small", server.base_url)])
-        stock, again = (Population(framework.agent(way, server.base_url, tools, None)) for _ in range(2))
-        ours = Population(framework.agent(way, server.base_url, tools, speculation), speculation)
-        load = 0.0
-        for number in range(num_warm_up + num_rounds):
-            repeat = f"round {number}"
-            if side_by_side:
-                await asyncio.gather(*(each.take(framework, cell, repeat) for each in (stock, ours, again)))
-                continue
-            for each in (stock, ours, again):
-                started_s, cpu_s = time.monotonic(), time.thread_time()
-                await each.take(framework, cell, repeat)
-                if each is stock:
-                    load = (time.thread_time() - cpu_s) / (time.monotonic() - started_s)
+    tools = [framework.tool(search_function(cell.tool_s))]
+    speculation = Speculation([speculator_of(framework, "lean", "small", server.base_url)])
+    stock, again = (Population(framework.agent(way, server.base_url, tools, None)) for _ in range(2))
+    ours = Population(framework.agent(way, server.base_url, tools, speculation), speculation)
+    load = 0.0
+    for number in range(num_warm_up + num_rounds):
+        repeat = f"round {number}"
+        if side_by_side:
+            await asyncio.gather(*(each.take(framework, cell, repeat, alone=False) for each in (stock, ours, again)))
+            continue
         for each in (stock, ours, again):
-            del each.rounds_s[:num_warm_up], each.hits[:num_warm_up]
-        _print_row(cell, stock, ours, again, load)
-        for speculator in speculation.speculators:
-            if isinstance(speculator, ModelSpeculator):
-                await speculator.aclose()
+            started_s, cpu_s = time.monotonic(), time.thread_time()
+            await each.take(framework, cell, repeat, alone=True)
+            if each is stock:
+                load = (time.thread_time() - cpu_s) / (time.monotonic() - started_s)
+    for each in (stock, ours, again):
+        del each.rounds_s[:num_warm_up], each.hits[:num_warm_up]
+    _print_row(cell, stock, ours, again, load)
+    await close_speculators([speculation])
 
 
 def _print_row(cell: Cell, stock: Population, ours: Population, again: Population, load: float) -> None:
@@ -161,11 +164,32 @@ HEADER = f"{'cell':38s} agt    G  g/G     T alpha thinks  hits gate  stock s   r
 
 
 async def _all(framework: Framework, way: str, cells: Sequence[Cell], num_rounds: int) -> None:
-    idle = [cell for cell in cells if cell.load < _MAX_IDLE_LOAD / 8]
-    await asyncio.gather(*(measure(framework, way, cell, num_rounds=num_rounds, side_by_side=True) for cell in idle))
+    idle = sorted((cell for cell in cells if cell.load < _MAX_IDLE_LOAD / 8), key=lambda cell: cell.conversation_s)
+    for together in _packed(idle):
+        # Servers start and stop while nothing is measured: that blocks the event loop.
+        with contextlib.ExitStack() as stack:
+            servers = [stack.enter_context(ModelServerProcess(cell.models())) for cell in together]
+            await asyncio.gather(
+                *(
+                    measure(framework, way, cell, server, num_rounds=num_rounds, side_by_side=True)
+                    for cell, server in zip(together, servers, strict=True)
+                )
+            )
     for cell in cells:
         if cell not in idle:
-            await measure(framework, way, cell, num_rounds=num_rounds, side_by_side=cell.load < _MAX_IDLE_LOAD / 3)
+            with ModelServerProcess(cell.models()) as server:
+                side_by_side = cell.load < _MAX_IDLE_LOAD / 3
+                await measure(framework, way, cell, server, num_rounds=num_rounds, side_by_side=side_by_side)
+
+
+def _packed(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """The cells in groups, in their order, each of which leaves the event loop mostly idle."""
+    groups: list[list[Cell]] = []
+    for cell in cells:
+        if not groups or sum(other.load for other in groups[-1]) + cell.load > _MAX_LOAD_SIDE_BY_SIDE:
+            groups.append([])
+        groups[-1].append(cell)
+    return groups
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,15 +11,27 @@ from spectool_core.errors import (
 )
 from spectool_core.runs import RunContext
 from spectool_core.speculation import Speculation
-from spectool_core.speculators import ModelSpeculator, Speculator, SpeculatorStatistics, StreamSpeculator
-from spectool_core.statistics import SourceStatistics, SpeculationStatistics, ToolStatistics
+from spectool_core.speculators import (
+    HistorySpeculator,
+    HistoryStatistics,
+    ModelSpeculator,
+    Prediction,
+    Speculator,
+    SpeculatorStatistics,
+    StreamSpeculator,
+)
+from spectool_core.statistics import EngineStatistics, SourceStatistics, SpeculationStatistics, ToolStatistics
 
 __all__ = [
     "CanonicalizationError",
     "ConfigurationError",
+    "EngineStatistics",
+    "HistorySpeculator",
+    "HistoryStatistics",
     "MissingExtraError",
     "ModelSpeculator",
     "NotSpeculatableError",
+    "Prediction",
     "Prompt",
     "RunContext",
     "SourceStatistics",

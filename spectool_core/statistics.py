@@ -11,18 +11,23 @@ from spectool_core.appraisal import Assessment
 from spectool_core.events import (
     CallPredicted,
     CallResolved,
+    EngineUnavailable,
     Event,
     LaunchSkipped,
+    OutputsPosted,
     RunFinished,
     SpeculatorFinished,
     SpeculatorSkipped,
+    StreamAborted,
     ToolObserved,
     TurnAnswered,
+    TurnAttached,
+    TurnInjected,
     TurnSettled,
     TurnStarted,
 )
 
-__all__ = ["Counters", "SourceStatistics", "SpeculationStatistics", "ToolStatistics"]
+__all__ = ["Counters", "EngineStatistics", "SourceStatistics", "SpeculationStatistics", "ToolStatistics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +87,28 @@ class SourceStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """What engine mode did.
+
+    The engine went on by itself `num_injected` times; `num_attached` of these turns were read from its stream, each a
+    chat request less. In `num_posts` posts there were `num_outputs_posted` tool outputs.
+    """
+
+    num_posts: int = 0
+    num_outputs_posted: int = 0
+    num_injected: int = 0
+    num_attached: int = 0
+    num_aborted: int = 0
+    num_unavailable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationStatistics:
     """Counts over the life of one `Speculation`.
 
     `num_launched` runs were begun or queued; `num_wasted` of them served no call of the main model. `speculators` says
     which speculator earned what; `assessments` why each is asked or not; `resting` which tools are not run early, since
-    an early run of them "failed" or was "not_replayable".
+    an early run of them "failed" or was "not_replayable"; `engine` what engine mode did.
     """
 
     num_turns: int = 0
@@ -102,6 +123,7 @@ class SpeculationStatistics:
     speculators: Mapping[str, SourceStatistics] = field(default_factory=lambda: MappingProxyType({}))
     resting: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     assessments: tuple[Assessment, ...] = ()
+    engine: EngineStatistics = EngineStatistics()
 
     @property
     def total(self) -> ToolStatistics:
@@ -119,6 +141,7 @@ class Counters:
         self._sums: dict[str, int] = {}
         self._tools: dict[str, dict[str, float]] = {}
         self._speculators: dict[str, dict[str, float]] = {}
+        self._engine: dict[str, int] = {}
         self._resting: dict[str, str] = {}
 
     def __call__(self, event: Event) -> None:
@@ -129,6 +152,8 @@ class Counters:
                     self._count_turn(event)
                 case SpeculatorSkipped() | SpeculatorFinished() | CallPredicted():
                     self._count_speculator(event)
+                case OutputsPosted() | TurnInjected() | TurnAttached() | StreamAborted() | EngineUnavailable():
+                    self._count_engine(event)
                 case LaunchSkipped():
                     self._add_tool(event.tool, "num_skipped")
                 case RunFinished():
@@ -169,6 +194,25 @@ class Counters:
             case CallPredicted():
                 self._add_source(event.source, "num_predictions")
 
+    def _count_engine(
+        self, event: OutputsPosted | TurnInjected | TurnAttached | StreamAborted | EngineUnavailable
+    ) -> None:
+        match event:
+            case OutputsPosted():
+                self._add_engine("num_posts")
+                self._add_engine("num_outputs_posted", event.num_outputs)
+            case TurnInjected():
+                self._add_engine("num_injected")
+            case TurnAttached():
+                self._add_engine("num_attached")
+            case StreamAborted():
+                self._add_engine("num_aborted")
+            case EngineUnavailable():
+                self._add_engine("num_unavailable")
+
+    def _add_engine(self, name: str, amount: int = 1) -> None:
+        self._engine[name] = self._engine.get(name, 0) + amount
+
     def _count_call(self, event: CallResolved) -> None:
         self._add_tool(event.tool, _RESOLVED[event.outcome])
         self._add_tool(event.tool, "num_predicted", int(event.predicted))
@@ -200,6 +244,7 @@ class Counters:
                 speculators=MappingProxyType(speculators),
                 resting=MappingProxyType(dict(self._resting)),
                 assessments=assessments,
+                engine=EngineStatistics(**self._engine),
                 **self._sums,
             )
 

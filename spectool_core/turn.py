@@ -17,6 +17,7 @@ from spectool_core.calls import Prompt, ToolCall, ToolSchema
 from spectool_core.canonical import CallKey
 from spectool_core.config import SpeculationConfig
 from spectool_core.decision import Claim, Hit, Join, Launch, Miss, Skip, decide_claim, decide_launch
+from spectool_core.engine import EngineTurn
 from spectool_core.events import (
     CallPredicted,
     CallResolved,
@@ -86,9 +87,11 @@ class Turn:
         cache: ToolCache,
         load: LoopLoad,
         loop: asyncio.AbstractEventLoop,
+        engine_turn: EngineTurn | None = None,
     ) -> None:
         self.number = number
         self.context = context
+        self.engine_turn = engine_turn
         self._prompt = prompt
         self._tools = tools
         self._toolbox = toolbox
@@ -217,23 +220,27 @@ class Turn:
             self._rules.announce(LaunchSkipped(self.number, call.name, source, exc.reason))
             return
         probability: float | None = getattr(call, "probability", None)
-        self._predicted.setdefault(prepared.key, {})[source] = None
+        if self._rules.gate.is_likely(probability):  # what is never run early must not count as a success
+            self._predicted.setdefault(prepared.key, {})[source] = None
         self._rules.announce(CallPredicted(self.number, call.name, source, self._loop.time(), probability))
         self._launch(prepared, source, probability)
 
     def _launch(self, prepared: PreparedCall, source: str, probability: float | None = None) -> None:
         rules, name, key, now_s = self._rules, prepared.call.name, prepared.key, self._loop.time()
         worth_s = rules.gate.worth_s(self.number, name, probability, now_s)
+        present = self._cache.get(key, prepared.policy.reads)
         decision = decide_launch(
             shadow=rules.config.mode == "shadow",
             answered=self._answered and source != _ANSWER,
-            present=self._cache.get(key, prepared.policy.reads) is not None,
+            present=present is not None,
             resting=rules.gate.is_resting(key.tool),
             denied=not rules.may_speculate(prepared.call, self.context),
             over=("being_written" if self._cache.is_being_written(prepared) else None)
             or rules.gate.objection(prepared.policy, probability, worth_s)
             or rules.gate.budget.run_limit(self._budget, name, now_s),
         )
+        if present is not None and self.engine_turn is not None:
+            self.engine_turn.found(present)
         if decision == Skip("max_runs_per_turn") and self._displace(worth_s):
             decision = Launch()
         match decision:
@@ -244,7 +251,12 @@ class Turn:
             case Launch():
                 timeout_s = prepared.policy.timeout_s or rules.config.timeout_s
                 run = self._cache.launch(
-                    prepared, source=source, timeout_s=timeout_s, on_end=self._run_ended, worth_s=worth_s
+                    prepared,
+                    source=source,
+                    timeout_s=timeout_s,
+                    on_end=self._run_ended,
+                    worth_s=worth_s,
+                    on_begin=self.engine_turn.begun if self.engine_turn is not None else None,
                 )
                 self._runs[key] = run
                 self._launched.add(run)
@@ -265,6 +277,8 @@ class Turn:
             self._rules.gate.rest(tool, for_good=outcome == "not_replayable")
         name = run.prepared.call.name
         self._rules.announce(RunFinished(self.number, name, run.source, run.started_s, ended_s, outcome))
+        if self.engine_turn is not None:
+            self.engine_turn.ended(run, outcome)
 
     # The answer
 
@@ -276,6 +290,8 @@ class Turn:
             listener.cancel()
         now = self._loop.time()
         asked = self._note_calls(calls)
+        if self.engine_turn is not None:
+            self.engine_turn.answered(frozenset(asked))
         came_true = tuple(
             (source, prepared.call.name) for key, prepared in asked.items() for source in self._predicted.get(key, ())
         )
@@ -363,6 +379,8 @@ class Turn:
         num_wasted = sum(run.num_waiters == 0 for run in self._launched - self._served)
         self._launched.clear()  # the turn may be kept for longer than its results
         self._rules.announce(TurnSettled(self.number, self._loop.time(), num_launched, num_wasted))
+        if self.engine_turn is not None:
+            self.engine_turn.settled()
 
     # Parts
 

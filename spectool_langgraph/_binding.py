@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -20,6 +21,7 @@ from spectool_core.canonical import CallKey, canonicalize
 from spectool_core.early import acontained, contained
 from spectool_core.errors import NotSpeculatableError
 from spectool_core.runs import NotPrepared, NotReplayable, PreparedCall, Scope
+from spectool_langgraph._engine import content_of
 from spectool_langgraph._isolation import Isolation
 from spectool_langgraph._recording import Recorded
 from spectool_langgraph._refusal import injects_own_runtime, refusal
@@ -95,7 +97,8 @@ class ToolBinding:
         key = CallKey(self.tool, scope, self._canonical(*received))
         early = _EarlyCall(self, call, arguments, received, config, context or copy_context())
         run = early.arun if native_async else early.run
-        return PreparedCall(call, key, scope, self.policy, run, blocking=not native_async)
+        content = partial(content_of, self.tool)
+        return PreparedCall(call, key, scope, self.policy, run, blocking=not native_async, content=content)
 
     def _own_copy(self, call: ToolCall) -> dict[str, Any]:
         arguments = dict(call.arguments)

@@ -24,6 +24,7 @@ from langchain_core.tracers.context import register_configure_hook
 from langgraph.prebuilt import ToolNode
 
 from spectool_core.calls import Prompt, ToolCall, ToolSchema
+from spectool_core.engine import asking
 from spectool_core.speculation import Speculation
 from spectool_langgraph._agent_run import AgentRun, AgentRuns, OpenTurn
 from spectool_langgraph._binding import ToolBinding
@@ -114,6 +115,7 @@ class TurnCallback(BaseCallbackHandler):
         self, run_id: UUID, messages: list[BaseMessage], params: Mapping[str, Any], *, explicit: Enlisted | None
     ) -> None:
         """Start the turns of one call of a chat model; `explicit` tools are taken without a look at the graph."""
+        asking(None)
         try:
             if not params.get("tools") or params.get("tool_choice") == "none":
                 return
@@ -127,6 +129,7 @@ class TurnCallback(BaseCallbackHandler):
             _logger.exception("no turn was started")
             return
         if started:
+            asking(next((each for open_turn in started if (each := open_turn.turn.engine_turn) is not None), None))
             with self._lock:
                 self._answering[run_id] = started
             graph.when_done(partial(self._take, run_id))  # a model that is cancelled may never say so
@@ -206,7 +209,7 @@ def _new_turn(
     )
     # The turn's speculators may be models or graphs of LangChain: none of the run's observers is to see them, and
     # none of them is to start turns of its own.
-    start_turn = partial(tools.speculation.start_turn, loop=graph.event_loop)
+    start_turn = partial(tools.speculation.start_turn, loop=graph.event_loop, conversation=graph.place)
     turn = unseen().run(start_turn, prompt, schemas, toolbox, run.context)
     return OpenTurn(turn, tools.speculation, tools.marked, graph, messages, answer)
 

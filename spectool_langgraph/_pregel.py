@@ -46,6 +46,11 @@ class GraphRun:
         return self.loops[-1]
 
     @property
+    def place(self) -> tuple[int, str | None]:
+        """Which node of which of the run's graphs this is."""
+        return id(self.loops[0]), (self.config.get("metadata") or {}).get("langgraph_node")
+
+    @property
     def step(self) -> int:
         """The superstep of the innermost graph."""
         return int(self.loops[0].step)

@@ -19,6 +19,7 @@ from spectool_core.errors import ConfigurationError, NotSpeculatableError
 from spectool_core.speculation import Speculation
 from spectool_langgraph._binding import ToolBinding
 from spectool_langgraph._callback import Enlisted, enlisted
+from spectool_langgraph._engine import through_engine
 from spectool_langgraph._pregel import running_graph
 from spectool_langgraph._serving import aserve, serve
 
@@ -61,7 +62,7 @@ class SpeculationMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
             return handler(request)
         self._warn_unless_innermost(handler)
         with enlisted(self._offered(request.tools)):
-            return handler(request)
+            return handler(self._through_engine(request))
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: AsyncModelHandler) -> ModelResponse[Any]:
         """Start a turn as the main model is called."""
@@ -69,7 +70,7 @@ class SpeculationMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
             return await handler(request)
         self._warn_unless_innermost(handler)
         with enlisted(self._offered(request.tools)):
-            return await handler(request)
+            return await handler(self._through_engine(request))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: ToolHandler) -> ToolMessage | Command[Any]:
         """Serve the call from an early run, or run the tool."""
@@ -84,6 +85,10 @@ class SpeculationMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
             return await handler(request)
         self._warn_unless_innermost(handler)
         return await aserve(self._enlist([request.tool]), request, handler)
+
+    def _through_engine(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        model = through_engine(request.model, self.speculation.engine)
+        return request if model is request.model else request.override(model=model)
 
     def _offered(self, tools: Sequence[Any]) -> Enlisted:
         """What the agent's tool node will run where `tools` are asked for: other middleware may have put copies in."""

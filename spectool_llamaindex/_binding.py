@@ -84,7 +84,8 @@ class ToolBinding:
             raise NotPrepared("no_key") from error
         blocking = self._execution.blocking
         run = self._early_run(call, arguments) if blocking else self._early_arun(call, arguments)
-        return PreparedCall(call, key, scope, self.policy, run, blocking=blocking, cap=cap)
+        content = self._execution.content
+        return PreparedCall(call, key, scope, self.policy, run, blocking=blocking, cap=cap, content=content)
 
     def stand_in(self, recorded: Recorded) -> AsyncBaseTool | None:
         """A tool that hands out what an early run returned; None if it cannot be copied."""

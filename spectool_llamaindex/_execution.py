@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from spectool_core.canonical import canonicalize
 from spectool_core.early import copied
+from spectool_llamaindex._engine import content_of, text_of
 from spectool_llamaindex._isolation import Recorded
 from spectool_llamaindex._observers import replay
 
@@ -39,6 +40,10 @@ class Execution(Protocol):
 
     def run(self, arguments: dict[str, Any]) -> Any:
         """Run the tool's own code: the value that it returns or, unless `blocking`, an awaitable of it."""
+        ...
+
+    def content(self, recorded: Recorded) -> str | None:
+        """The content of the tool message that agents make of `recorded`; None where that is no text, or not known."""
         ...
 
     def stand_in(self, recorded: Recorded) -> AsyncBaseTool:
@@ -81,6 +86,11 @@ class _FunctionExecution:
     def run(self, arguments: dict[str, Any]) -> Any:
         return self.function(**self._filled(arguments))
 
+    def content(self, recorded: Recorded) -> str | None:
+        if self._tool._callback is not None or self._tool._async_callback is not None:
+            return None  # it may put another content in
+        return text_of(self._tool._parse_tool_output(recorded.value))
+
     def stand_in(self, recorded: Recorded) -> AsyncBaseTool:
         take = _takes(recorded)
 
@@ -113,6 +123,9 @@ class _AdaptedExecution:
     def run(self, arguments: dict[str, Any]) -> Any:
         return self._tool.base_tool(arguments["input"])
 
+    def content(self, recorded: Recorded) -> str | None:
+        return content_of(recorded.value)
+
     def stand_in(self, recorded: Recorded) -> AsyncBaseTool:
         take = _takes(recorded)
         stand_in = copy.copy(self._tool)
@@ -134,6 +147,9 @@ class _WholeExecution:
 
     def run(self, arguments: dict[str, Any]) -> Any:
         return self._tool.acall(**arguments)
+
+    def content(self, recorded: Recorded) -> str | None:
+        return content_of(recorded.value)
 
     def stand_in(self, recorded: Recorded) -> AsyncBaseTool:
         return _Answering(self._tool, _takes(recorded))  # type: ignore[return-value]

@@ -14,9 +14,13 @@ import spectool_llamaindex
 CORE = {
     "CanonicalizationError",
     "ConfigurationError",
+    "EngineStatistics",
+    "HistorySpeculator",
+    "HistoryStatistics",
     "MissingExtraError",
     "ModelSpeculator",
     "NotSpeculatableError",
+    "Prediction",
     "Prompt",
     "RunContext",
     "SourceStatistics",

@@ -1,6 +1,8 @@
 """Test doubles for programs that use spectool: scripted models over HTTP or in process, fake tools, a virtual clock."""
 
+from spectool_core.testing.behaviour import EngineBehaviour
 from spectool_core.testing.clock import run_virtual, sleep_until, virtual_event_loop
+from spectool_core.testing.engine import EngineServer, FakeEngineStatistics
 from spectool_core.testing.faults import DroppedConnection, EmptyChoices, Fault, Hang, HttpError, TruncatedAnswer
 from spectool_core.testing.inprocess import ModelPlayback, ScriptedFaultError, ScriptedSpeculator
 from spectool_core.testing.latch import Latch, LatchStatistics
@@ -17,6 +19,9 @@ __all__ = [
     "ChatRequest",
     "DroppedConnection",
     "EmptyChoices",
+    "EngineBehaviour",
+    "EngineServer",
+    "FakeEngineStatistics",
     "FakeTool",
     "FakeToolStatistics",
     "Fault",

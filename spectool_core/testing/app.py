@@ -20,7 +20,7 @@ from spectool_core.testing.statistics import ServerStatistics
 from spectool_core.testing.tally import Tally
 from spectool_core.testing.wire import Generation, error_body
 
-__all__ = ["ChatApp"]
+__all__ = ["ChatApp", "whole_body"]
 
 # As at OpenAI.
 _MAX_NUM_CHOICES = 128
@@ -70,7 +70,7 @@ class ChatApp:
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_s = asyncio.get_running_loop().time()
         try:
-            request = _parse(await _body(receive), scope)
+            request = _parse(await whole_body(receive), scope)
         except (ValueError, TypeError, AttributeError) as error:
             await send_json(send, error_body(f"not a chat request: {error}", "invalid_request_error"), 400)
             return
@@ -89,6 +89,10 @@ class ChatApp:
             self._count(request, num_active_requests=-1, num_failed_requests=1)
             await send_json(exchange.send, error_body(str(refusal), refusal.kind), refusal.status)
             return
+        await self._play(generation, exchange, scope)
+
+    async def _play(self, generation: Generation, exchange: Exchange, scope: Scope) -> None:
+        request = generation.request
         read = generation.tokens_read()
         playback = Playback(generation, exchange, lambda: self.drop_connection(scope))
         try:
@@ -132,7 +136,8 @@ def _parse(body: bytes, scope: Scope) -> ChatRequest:
     )
 
 
-async def _body(receive: Receive) -> bytes:
+async def whole_body(receive: Receive) -> bytes:
+    """The body of a request."""
     body = bytearray()
     while True:
         message = await receive()

@@ -61,6 +61,19 @@ class Exchange:
         await opened
         self._started_s = self._loop.time()
 
+    def restart(self) -> None:
+        """Count the time from now on."""
+        self._started_s = self._loop.time()
+
+    async def until_set(self, event: asyncio.Event, timeout_s: float) -> None:
+        """Wait until `event` is set, or for `timeout_s`."""
+        was_set = self._loop.create_task(event.wait())
+        try:
+            await asyncio.wait((self._gone, was_set), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            was_set.cancel()
+        self._raise_if_gone()
+
     async def forever(self) -> None:
         """Wait until the client leaves; raises ClientGoneError then."""
         await self.gone()

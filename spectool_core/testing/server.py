@@ -105,12 +105,15 @@ class ModelServer:
         while self._thread is not None and self._thread.is_alive():  # noqa: ASYNC110
             await asyncio.sleep(0)
 
+    def _app(self) -> ChatApp:
+        return ChatApp(self._models, self._tally, self._log)
+
     def _start(self) -> None:
         if self._thread is not None:
             raise RuntimeError("a ModelServer is started once; make a new one")
         bound = self._bind(self.port)
         self.port = bound.getsockname()[1]
-        listener = self._listener_type(ChatApp(self._models, self._tally, self._log), bound)
+        listener = self._listener_type(self._app(), bound)
         name = f"spectool-model-server-{self.port}"
         self._thread = threading.Thread(target=self._run, args=(listener,), name=name, daemon=True)
         self._thread.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 from spectool_core.annotation import ToolPolicy
@@ -41,6 +41,7 @@ class FakeToolbox:
     def __init__(self) -> None:
         self._bound: dict[str, tuple[Callable[..., Any], ToolPolicy | None, bool]] = {}
         self._tools: dict[str, object] = {}
+        self._parameters: dict[str, set[str]] = {}
 
     def add(self, tool: FakeTool, policy: ToolPolicy | None = READ, *, blocking: bool = False) -> FakeTool:
         self.add_function(tool.name, tool.function if blocking else tool.coroutine, policy, blocking=blocking)
@@ -54,7 +55,9 @@ class FakeToolbox:
         *,
         blocking: bool = False,
         tool: object = None,
+        parameters: Collection[str] = ("query",),
     ) -> None:
+        self._parameters[name] = set(parameters)
         self._bound[name] = (function, policy, blocking)
         self._tools[name] = function if tool is None else tool
 
@@ -72,7 +75,7 @@ class FakeToolbox:
             raise NotPrepared("writes")
         if policy.needs_approval:
             raise NotPrepared("needs_approval")
-        if set(call.arguments) != {"query"}:
+        if set(call.arguments) != self._parameters[call.name]:
             raise NotPrepared("invalid")
         try:
             key = CallKey(self._tools[call.name], scope, canonicalize(call.arguments))
@@ -85,6 +88,7 @@ class FakeToolbox:
             policy=policy,
             run=functools.partial(function, **call.arguments),
             blocking=blocking,
+            content=lambda result: result if isinstance(result, str) else None,
         )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -66,3 +67,34 @@ def test_none_and_zero_runs_and_whole_seconds_are_allowed() -> None:
 def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         validated_config().max_runs = 1  # type: ignore[misc]
+
+
+ENGINE = {"engine": "vllm", "engine_url": "http://localhost:8000/v1"}
+
+
+def test_an_engine_has_a_url_and_may_have_a_key() -> None:
+    config = validated_config(**ENGINE, engine_api_key="secret")
+    assert (config.engine, config.engine_url) == ("vllm", "http://localhost:8000/v1")
+    assert config.engine_api_key is not None
+    assert config.engine_api_key.get_secret_value() == "secret"
+    assert "secret" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("engine", {**ENGINE, "engine": "sglang"}),
+        ("engine_url", {"engine": "vllm"}),
+        ("engine_url", {"engine_url": "http://localhost:8000/v1"}),
+        *(("engine_url", {**ENGINE, "engine_url": url}) for url in ("localhost:8000", "ftp://x/v1", "http://", "", 7)),
+        ("engine_api_key", {"engine_api_key": "secret"}),
+        ("engine_api_key", {**ENGINE, "engine_api_key": ""}),
+        ("engine_api_key", {**ENGINE, "engine_api_key": 7}),
+    ],
+)
+def test_an_engine_that_is_half_named_is_refused(field: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        validated_config(**settings)
+    assert caught.value.field == field
+    assert caught.value.allowed
+    assert "secret" not in str(caught.value)

@@ -2,23 +2,30 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from pathlib import Path
 
 import pytest
 
 from spectool_core.events import (
     CallPredicted,
     CallResolved,
+    EngineUnavailable,
     Event,
     LaunchSkipped,
+    OutputsPosted,
     RunFinished,
     SpeculatorFinished,
     SpeculatorSkipped,
+    StreamAborted,
     TurnAnswered,
+    TurnAttached,
+    TurnInjected,
     TurnSettled,
     TurnStarted,
     announce,
 )
-from spectool_core.statistics import Counters, SourceStatistics, SpeculationStatistics, ToolStatistics
+from spectool_core.statistics import Counters, EngineStatistics, SourceStatistics, SpeculationStatistics, ToolStatistics
+from spectool_core.trace import EventTrace, read_trace
 from tests.core.fakes import observed
 
 
@@ -96,6 +103,27 @@ def test_every_event_is_counted_where_it_belongs() -> None:
     assert statistics.total.acceptance_rate == pytest.approx(2 / 3)
     assert statistics.total.num_real_runs == 2
     assert statistics.total.saved_s == 1.5
+
+
+def test_what_engine_mode_did_is_counted_and_recorded(tmp_path: Path) -> None:
+    counters, trace = Counters(), EventTrace(tmp_path / "trace.jsonl")
+    events: list[Event] = [
+        OutputsPosted(1, 0.5, num_outputs=0),
+        OutputsPosted(1, 0.75, num_outputs=2),
+        TurnInjected(2, 1.0, num_calls=2),
+        TurnAttached(2, 1.0, waited_s=0.25),
+        StreamAborted(3, 2.0, "different_request"),
+        EngineUnavailable(3, 2.0, "cut"),
+    ]
+    for event in events:
+        counters(event)
+        trace(event)
+    trace.close()
+    expected = EngineStatistics(
+        num_posts=2, num_outputs_posted=2, num_injected=1, num_attached=1, num_aborted=1, num_unavailable=1
+    )
+    assert counters.snapshot().engine == expected
+    assert list(read_trace(tmp_path / "trace.jsonl")) == events
 
 
 def test_a_snapshot_is_frozen_and_does_not_follow_later_events() -> None:

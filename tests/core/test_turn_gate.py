@@ -12,7 +12,7 @@ from spectool_core.annotation import ToolPolicy
 from spectool_core.bounds import Bound
 from spectool_core.calls import ToolCall
 from spectool_core.errors import ConfigurationError
-from spectool_core.events import LaunchSkipped, RunFinished, SpeculatorSkipped, TurnStarted
+from spectool_core.events import LaunchSkipped, RunFinished, SpeculatorSkipped, TurnAnswered, TurnStarted
 from spectool_core.speculation import Speculation
 from spectool_core.speculators.protocol import SpeculatorStatistics
 from tests.core.economy import Cell
@@ -202,7 +202,8 @@ async def test_what_is_not_likely_enough_is_not_run() -> None:
     await asyncio.sleep(2)
     assert [ran["query"] for ran in tool.calls] == ["b"]
     assert [skipped.reason for skipped in hook.of(LaunchSkipped)] == ["unlikely"]
-    turn.answer([])
+    turn.answer([ToolCall("search", {"query": query}) for query in "ab"])
+    assert [answered.predicted for answered in hook.of(TurnAnswered)] == [(("FromFunction", "search"),)], "b alone"
 
 
 @virtual

@@ -10,6 +10,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.tools import BaseTool, StructuredTool
 
 from spectool_core import (
+    EngineStatistics,
     ModelSpeculator,
     Prompt,
     RunContext,
@@ -75,7 +76,9 @@ def use(tools: list[BaseTool], tool: StructuredTool, model: BaseChatModel) -> No
         hooks=[on_event],
         max_runs_per_turn=4,
     )
+    Speculation(engine="vllm", engine_url="http://localhost:8000/v1", engine_api_key="key")
     assert_type(speculation.statistics(), SpeculationStatistics)
+    assert_type(speculation.statistics().engine, EngineStatistics)
     assert_type(speculation.statistics().total.acceptance_rate, float | None)
     node = SpeculativeToolNode([search, *tools], speculation, handle_tool_errors=True)
     assert_type(speculative_model(model, node), BaseChatModel)

@@ -1,0 +1,137 @@
+"""The client of one engine: its turns, its resident streams, and what it posts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Hashable
+from typing import TYPE_CHECKING, Any, Literal
+
+from spectool_core.config import SpeculationConfig
+from spectool_core.engine.endpoint import Address, EngineEndpoint
+from spectool_core.engine.openai_clients import OpenAIClients
+from spectool_core.engine.outputs import EngineTurn
+from spectool_core.engine.residents import Place, Residents
+from spectool_core.events import Event
+from spectool_core.loops import run_on
+from spectool_core.runs import RunContext
+from spectool_core.speculators._sessions import SessionPerLoop
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+__all__ = ["EngineClient", "engine_client"]
+
+_POST_TIMEOUT_S = 5.0
+
+_logger = logging.getLogger("spectool")
+
+
+class EngineClient:
+    """What the turns of one `Speculation` share in engine mode.
+
+    Args:
+        endpoint: the engine.
+        announce: tells the hooks.
+    """
+
+    def __init__(self, endpoint: EngineEndpoint, announce: Callable[[Event], None]) -> None:
+        self.endpoint = endpoint
+        self.announce = announce
+        self.residents = Residents()
+        self.has_answered: bool | None = None
+        self._clients = OpenAIClients(self)
+        self._sessions = SessionPerLoop(_session_opener())
+        self._tasks: dict[asyncio.Task[None], Hashable] = {}
+        self._has_warned = False
+
+    @property
+    def num_requests(self) -> int:
+        """Posts and the like that are under way."""
+        return len(self._tasks)
+
+    def turn(
+        self, number: int, context: RunContext, conversation: Hashable, loop: asyncio.AbstractEventLoop
+    ) -> EngineTurn | None:
+        """A turn of this engine; None where no agent run is known, whose end would end the stream."""
+        if context.run is None:
+            return None
+        return EngineTurn(number, Place(context.run, conversation), loop, self)
+
+    def adopt(self, client: Any) -> Any:
+        """A client of the openai package like `client`, whose turns go through this engine; None if it has no such.
+
+        The same one for as long as `client` lives, which is not changed.
+        """
+        return self._clients.adopt(client)
+
+    def end_run(self, run: Hashable) -> None:
+        """The agent run has ended: nobody will read its streams or ask for its outputs."""
+        self.residents.end_run(run)
+        for task, of_run in list(self._tasks.items()):
+            if of_run == run:
+                run_on(task.get_loop(), task.cancel)
+
+    def warn(self, reason: str) -> None:
+        """Tell the user, once."""
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning("engine mode is not available at %s (%s): client mode", self.endpoint.url, reason)
+
+    def post(self, turn: EngineTurn, address: Address, entries: list[dict[str, Any]]) -> None:
+        """See `Engine.post`."""
+        self.spawn(self._post(turn, address, entries), turn.loop, turn.place.run)
+
+    def end(self, address: Address, loop: asyncio.AbstractEventLoop) -> None:
+        """See `Engine.end`."""
+        run_on(loop, self._end, address, loop)
+
+    def _end(self, address: Address, loop: asyncio.AbstractEventLoop) -> None:
+        self.spawn(self._delete(address), loop, None)
+
+    def spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, run: Hashable) -> None:
+        """See `Engine.spawn`."""
+        task = loop.create_task(work, name="spectool:engine")
+        self._tasks[task] = run
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _post(self, turn: EngineTurn, address: Address, entries: list[dict[str, Any]]) -> None:
+        status = await self._request("POST", address, entries)
+        turn.posted(status, sum("output" in entry for entry in entries))
+
+    async def _delete(self, address: Address) -> None:
+        await self._request("DELETE", address, None)
+
+    async def _request(self, method: Literal["POST", "DELETE"], address: Address, body: Any) -> int | None:
+        try:
+            session = await self._sessions.current()
+            async with session.request(method, address.url, headers=dict(address.headers), json=body) as response:
+                await response.read()
+                return response.status
+        except Exception:
+            _logger.debug("%s to the engine failed", method, exc_info=True)
+            return None
+
+
+def engine_client(config: SpeculationConfig, announce: Callable[[Event], None]) -> EngineClient | None:
+    """The engine that `config` names; None where it names none, or speculation is not in client mode."""
+    if config.engine is None or config.engine_url is None or config.mode != "client":
+        return None
+    key = config.engine_api_key
+    return EngineClient(
+        EngineEndpoint(config.engine_url, key.get_secret_value() if key is not None else None), announce
+    )
+
+
+def _session_opener() -> Callable[[], ClientSession]:
+    # Imported when a `Speculation` is made, because it takes too long to be done on an event loop.
+    import aiohttp
+
+    def opened() -> ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=_POST_TIMEOUT_S),
+        )
+
+    return opened

@@ -1,0 +1,180 @@
+"""How a chat request of a turn is answered: from a resident stream that went on from it, or by a request of its own."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import uuid
+from functools import partial
+from typing import Any, Protocol
+
+from spectool_core.engine.chat_body import ChatBody
+from spectool_core.engine.outputs import EngineTurn
+from spectool_core.engine.resident import Reply, Resident
+from spectool_core.engine.server_events import MalformedStreamError
+from spectool_core.engine.steps import Steps
+from spectool_core.vllm.wire import REPLY_HEADER, REQUEST_ID_HEADER, SECRET_HEADER, TURNS_HEADER
+
+__all__ = ["Channel", "answered", "piece_of", "released"]
+
+_SECRET_BYTES = 24
+_STREAM_TYPE = "text/event-stream"
+
+
+class Channel(Protocol):
+    """The HTTP library that the request came through, sync or async."""
+
+    def send(self, request: Any) -> Any:
+        """Send as usual; a step."""
+        ...
+
+    def reply(self, response: Any, turn: EngineTurn) -> Reply:
+        """The body of `response`, to be read at will."""
+        ...
+
+    def streamed(self, resident: Resident, turn: EngineTurn) -> Any:
+        """A response that reads the resident's turn."""
+        ...
+
+    def whole(self, resident: Resident, body: bytes, status: int) -> Any:
+        """A JSON response."""
+        ...
+
+    def broken(self, request: Any) -> Exception:
+        """What the library raises where a server closes the connection without a reply."""
+        ...
+
+
+def answered(request: Any, turn: EngineTurn, channel: Channel) -> Steps[Any]:
+    """Answer the model call of `turn`, which the HTTP library is about to send as `request`."""
+    turn.seen()
+    body = ChatBody.parse(request.content)
+    residents = turn.engine.residents.take(turn.place)
+    attached: Any = None
+    for resident in residents:
+        if attached is not None:
+            turn.keep(resident)
+        else:
+            attached = yield from _attached(resident, body, turn, channel)
+    if attached is not None:
+        return attached
+    if body is None or not body.can_go_on or REQUEST_ID_HEADER in request.headers:
+        return (yield partial(channel.send, request))
+    return (yield from _opened(request, body, turn, channel))
+
+
+def _attached(resident: Resident, body: ChatBody | None, turn: EngineTurn, channel: Channel) -> Steps[Any]:
+    """The reply to `body` from `resident`; None if it went on from something else, or has come to its end."""
+    started_s = turn.loop.time()
+    try:
+        if body is None or not resident.body.may_become(body):
+            yield from _aborted(resident, turn, "different_request")
+            return None
+        messages = yield from resident.injected()
+        if messages is None:
+            return None
+        continued = _continued(resident.body, messages)
+        turn.injected(len(continued.messages) - len(resident.body.messages) - 1)
+        if continued != body:
+            yield from _aborted(resident, turn, "different_request")
+            return None
+        waited_s = turn.loop.time() - started_s
+        turn.accepted(resident.address, resident.turn + 1)
+        yield from resident.begin_turn(body, turn.keep)
+        response = yield from _response(resident, turn, channel)
+    except MalformedStreamError:
+        yield from _aborted(resident, turn, "malformed")
+        turn.unavailable("malformed")
+        return None
+    except Exception:
+        yield from _aborted(resident, turn, "cut")
+        turn.unavailable("cut")
+        return None
+    except BaseException:
+        yield from _aborted(resident, turn, "cancelled")
+        raise
+    turn.attached(waited_s)
+    return response
+
+
+def _opened(request: Any, body: ChatBody, turn: EngineTurn, channel: Channel) -> Steps[Any]:
+    """Send a request of its own, which the engine may go on from."""
+    request_id, secret = uuid.uuid4().hex, secrets.token_urlsafe(_SECRET_BYTES)
+    address = turn.engine.endpoint.address(request_id, (SECRET_HEADER, secret), request.headers.get("authorization"))
+    ours = {REQUEST_ID_HEADER: request_id, SECRET_HEADER: secret, TURNS_HEADER: "1", "Accept-Encoding": "identity"}
+    request.headers.update(ours)
+    turn.opened(address, is_streamed=body.is_streamed)
+    try:
+        response = yield partial(channel.send, request)
+    except BaseException as error:
+        turn.closed("unreachable" if isinstance(error, Exception) else None)
+        raise
+    if response.status_code != 200:
+        turn.closed()
+        return response
+    if REPLY_HEADER not in response.headers:
+        turn.closed("plugin_absent")
+        return response
+    if not response.headers.get("content-type", "").startswith(_STREAM_TYPE):
+        turn.closed()
+        return response
+    turn.accepted(address)
+    resident = Resident(channel.reply(response, turn), body, address, turn.keep)
+    try:
+        return (yield from _response(resident, turn, channel))
+    except MalformedStreamError as error:
+        turn.closed("malformed")
+        yield from resident.close()
+        raise channel.broken(request) from error
+    except BaseException as error:
+        turn.closed("cut" if isinstance(error, Exception) else None)
+        yield from resident.close()
+        raise
+
+
+def _response(resident: Resident, turn: EngineTurn, channel: Channel) -> Steps[Any]:
+    if resident.body.is_streamed:
+        return channel.streamed(resident, turn)
+    body = yield from resident.whole()
+    return channel.whole(resident, body, _status_of(body))
+
+
+def _status_of(body: bytes) -> int:
+    """An error that came after the response had begun has the status that it would have had before."""
+    try:
+        error = json.loads(body).get("error")
+    except (ValueError, AttributeError, RecursionError):
+        return 200
+    if not isinstance(error, dict):
+        return 200
+    code = error.get("code")
+    return code if isinstance(code, int) and 400 <= code <= 599 else 500
+
+
+def piece_of(resident: Resident, turn: EngineTurn) -> Steps[bytes | None]:
+    """The next bytes of a streamed turn; raises what any stream raises that is cut."""
+    try:
+        return (yield from resident.piece())
+    except Exception:
+        turn.closed("cut")
+        yield from resident.give_up()
+        raise
+
+
+def released(resident: Resident, turn: EngineTurn) -> Steps[None]:
+    """The model call reads no further: the stream stays if the turn was read to its end, and else ends here."""
+    if not resident.is_between_turns:
+        turn.closed()
+        yield from _aborted(resident, turn, "cancelled")
+
+
+def _aborted(resident: Resident, turn: EngineTurn, reason: str) -> Steps[None]:
+    turn.aborted(resident, reason)
+    yield from resident.close()
+
+
+def _continued(body: ChatBody, messages: list[Any]) -> ChatBody:
+    try:
+        return body.continued(messages)
+    except (TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
+        raise MalformedStreamError("injected messages that are none") from error

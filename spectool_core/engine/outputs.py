@@ -1,0 +1,264 @@
+"""What the engine is told of one turn's early runs: which are under way, and what those that succeeded put out.
+
+Posts are batched, bounded and waited for by nobody. What cannot be told is left out: the call is then served by the
+client alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Coroutine, Hashable
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, Protocol
+
+from spectool_core.cache import Run
+from spectool_core.canonical import CallKey
+from spectool_core.engine.endpoint import Address, EngineEndpoint
+from spectool_core.engine.resident import Resident
+from spectool_core.engine.residents import Place, Residents
+from spectool_core.events import (
+    EngineUnavailable,
+    Event,
+    OutputsPosted,
+    RunOutcome,
+    StreamAborted,
+    TurnAttached,
+    TurnInjected,
+)
+from spectool_core.loops import run_on
+from spectool_core.vllm.wire import MAX_OUTPUT_BYTES
+
+__all__ = ["Engine", "EngineTurn", "asking", "current_turn"]
+
+_MAX_ENTRIES = 64
+"""Calls of one turn that the engine is told of; as many as an engine with default settings keeps for a response."""
+
+_FINISHED = 409
+
+_logger = logging.getLogger("spectool")
+
+Entry = dict[str, Any]
+
+
+class Engine(Protocol):
+    """What the turns of one `Speculation` share."""
+
+    endpoint: EngineEndpoint
+    residents: Residents
+    has_answered: bool | None  # None before the first reply
+
+    def announce(self, event: Event) -> None:
+        """Tell the hooks."""
+        ...
+
+    def warn(self, reason: str) -> None:
+        """Tell the user, once."""
+        ...
+
+    def post(self, turn: EngineTurn, address: Address, entries: list[Entry]) -> None:
+        """Post in the background, and tell the turn the status as `posted`."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, run: Hashable) -> None:
+        """Do `work` in the background of `loop`, on whose thread this is called, and at most as long as `run` lasts."""
+        ...
+
+    def end(self, address: Address, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell the engine, in the background, that its sequence is not wanted any more."""
+        ...
+
+
+class EngineTurn:
+    """One turn of an agent run, as the engine is told of it.
+
+    What its turn tells comes on the run's event loop; what the HTTP transport tells, on any thread.
+
+    Args:
+        number: the turn's number, for events.
+        place: where model calls of this kind follow each other.
+        loop: the agent run's event loop.
+        engine: what is shared.
+    """
+
+    def __init__(self, number: int, place: Place, loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
+        self.number = number
+        self.place = place
+        self.loop = loop
+        self.engine = engine
+        self._address: Address | None = None
+        self._engine_turn = 1
+        self._is_open = False
+        self._entries: dict[CallKey, Entry] = {}
+        self._unposted: dict[CallKey, None] = {}
+        self._has_answer = False
+        self._is_posting = False
+        self._was_seen = False
+        self._is_over = False
+
+    # The turn's side
+
+    def begun(self, run: Run) -> None:
+        """An early run has left the queue."""
+        if run.prepared.content is not None and run.outcome is None:
+            self._tell(run, {"pending": True})
+
+    def found(self, run: Run) -> None:
+        """A call was predicted whose result is there already."""
+        if run.state == "succeeded":
+            self.ended(run, "succeeded")
+
+    def ended(self, run: Run, outcome: RunOutcome) -> None:
+        """An early run has ended."""
+        content = _content_of(run) if outcome == "succeeded" else None
+        if content is not None:
+            self._tell(run, {"output": content})
+        elif run.prepared.key in self._unposted:  # the engine has not heard of it
+            del self._unposted[run.prepared.key], self._entries[run.prepared.key]
+        elif run.prepared.key in self._entries:
+            self._tell(run, {"pending": False})
+
+    def answered(self, asked: Collection[CallKey]) -> None:
+        """The main model has asked for these; no other call matters any more."""
+        if not self._was_seen:
+            self.unavailable("request_not_seen")
+        self._has_answer = True
+        self._entries = {key: entry for key, entry in self._entries.items() if key in asked}
+        self._unposted = {key: None for key in self._unposted if key in asked}
+
+    def settled(self) -> None:
+        """The calls have been served, or will not come. What the engine waits for is still posted."""
+        self._is_over = not self._has_answer  # the run has ended, though not all that it does may know
+        self._has_answer = True
+        self._entries = {key: entry for key, entry in self._entries.items() if key in self._unposted}
+
+    def _tell(self, run: Run, told: Entry) -> None:
+        key = run.prepared.key
+        if key not in self._entries and (self._has_answer or len(self._entries) >= _MAX_ENTRIES):
+            return  # begun by the answer itself, it would come too late
+        call = run.prepared.call
+        self._entries[key] = {"name": call.name, "params": dict(call.arguments), **told}
+        self._unposted[key] = None
+        self._post_soon()
+
+    # The transport's side
+
+    def seen(self) -> None:
+        """The main model's request has come by."""
+        self._was_seen = True
+
+    def opened(self, address: Address, *, is_streamed: bool) -> None:
+        """A request has been sent, and posts may overtake it.
+
+        An engine that is not known is told when its reply has begun; a reply that is not streamed begins as it ends.
+        """
+        if self.engine.has_answered or (self.engine.has_answered is None and not is_streamed):
+            run_on(self.loop, self._accept, address, 1)
+
+    def accepted(self, address: Address, engine_turn: int = 1) -> None:
+        """The engine generates this turn as the `engine_turn`-th of the response at `address`."""
+        self.engine.has_answered = True
+        run_on(self.loop, self._accept, address, engine_turn)
+
+    def keep(self, resident: Resident) -> None:
+        """This turn has been read from `resident`, and the next one may come there."""
+        if self._is_over:
+            resident.abandon()
+            self.aborted(resident, "run_ended")
+            return
+        self.engine.residents.keep(resident, self.place, self.loop, partial(self.aborted, resident))
+
+    def injected(self, num_calls: int) -> None:
+        """The engine went on from an earlier turn of this place by itself."""
+        self.engine.announce(TurnInjected(self.number, self.loop.time(), num_calls))
+
+    def attached(self, waited_s: float) -> None:
+        """This turn is read from a stream that was there already."""
+        self.engine.announce(TurnAttached(self.number, self.loop.time(), waited_s))
+
+    def aborted(self, resident: Resident, reason: str) -> None:
+        """A stream is closed before its end."""
+        self.engine.announce(StreamAborted(self.number, self.loop.time(), reason))
+        if reason != "cut":  # then the engine knows
+            self.engine.end(resident.address, self.loop)
+
+    def closed(self, reason: str | None = None) -> None:
+        """There is no response to post for; with a `reason`, the engine is to blame."""
+        run_on(self.loop, self._close)
+        if reason is not None:
+            self.unavailable(reason)
+
+    def unavailable(self, reason: str) -> None:
+        """This turn is in client mode."""
+        if reason == "plugin_absent":
+            self.engine.has_answered = False
+        self.engine.announce(EngineUnavailable(self.number, self.loop.time(), reason))
+        self.engine.warn(reason)
+
+    def _accept(self, address: Address, engine_turn: int) -> None:
+        if self._is_open and self._address == address:
+            return
+        self._address, self._engine_turn, self._is_open = address, engine_turn, True
+        self._unposted = dict.fromkeys(self._entries)
+        self._post_soon()
+
+    def _close(self) -> None:
+        self._is_open = False
+
+    # Posting
+
+    def _post_soon(self) -> None:
+        if self._is_open and self._unposted and not self._is_posting:
+            self._is_posting = True
+            self.loop.call_soon(self._post)
+
+    def _post(self) -> None:
+        entries = [{**self._entries[key], "turn": self._engine_turn} for key in self._unposted]
+        self._unposted.clear()
+        if self._is_open and entries and self._address is not None:
+            self.engine.post(self, self._address, entries)
+        else:
+            self._is_posting = False
+
+    def posted(self, status: int | None, num_outputs: int) -> None:
+        """A post has been answered with this HTTP status; None where there was no answer."""
+        self._is_posting = False
+        if status == 200:
+            self.engine.announce(OutputsPosted(self.number, self.loop.time(), num_outputs))
+            self._post_soon()
+        elif status == _FINISHED:
+            self._is_open = False  # the outputs came too late, as they may
+        elif self._is_open and not self.engine.has_answered:
+            self._is_open = False  # as it seems, the plugin is absent; the reply will say
+        elif self._is_open and not self._has_answer:
+            self._is_open = False
+            self.unavailable("post_failed" if status is None else f"post_refused_{status}")
+
+
+def _content_of(run: Run) -> str | None:
+    render = run.prepared.content
+    if render is None:
+        return None
+    try:
+        content = render(run.result)
+    except Exception:
+        _logger.debug("the output of %s cannot be shown to the engine", run.prepared.call.name, exc_info=True)
+        return None
+    if not isinstance(content, str) or len(content.encode("utf-8", "replace")) > MAX_OUTPUT_BYTES:
+        return None
+    return content
+
+
+_asking: ContextVar[EngineTurn | None] = ContextVar("spectool_engine_turn", default=None)
+
+
+def current_turn() -> EngineTurn | None:
+    """The turn whose main model is being called in this context."""
+    return _asking.get()
+
+
+def asking(turn: EngineTurn | None) -> None:
+    """From now on, the main model that is called in this context answers `turn`; None for a call of no turn."""
+    if turn is not None or _asking.get() is not None:
+        _asking.set(turn)

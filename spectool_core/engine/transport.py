@@ -1,0 +1,212 @@
+"""HTTP transports that stand before those of httpx or httpx2, so that all of the openai package above them stays stock.
+
+A request that no turn is being asked with, or that goes elsewhere, passes through untouched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from functools import lru_cache
+from typing import Any, Self
+
+from spectool_core.engine.exchange import answered, piece_of, released
+from spectool_core.engine.outputs import Engine, EngineTurn, current_turn
+from spectool_core.engine.resident import Resident
+from spectool_core.engine.steps import arun_steps, run_steps
+from spectool_core.loops import run_on
+
+__all__ = ["AsyncEngineTransport", "EngineTransport"]
+
+
+class EngineTransport:
+    """Before a sync transport; closing it leaves that open, which belongs to the user's client.
+
+    Args:
+        inner: the transport that sends.
+        engine: whose turns are read.
+        owner: the user's HTTP client, which closes `inner` when it is garbage.
+    """
+
+    def __init__(self, inner: Any, engine: Engine, owner: Any) -> None:
+        self._inner = inner
+        self._engine = engine
+        self._owner = owner
+
+    def handle_request(self, request: Any) -> Any:
+        """Answer `request`."""
+        turn = _turn_of(request, self._engine)
+        if turn is None:
+            return self._inner.handle_request(request)
+        return run_steps(answered(request, turn, _SyncChannel(self._inner, request)))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+
+class AsyncEngineTransport:
+    """Before an async transport; see `EngineTransport`."""
+
+    def __init__(self, inner: Any, engine: Engine, owner: Any) -> None:
+        self._inner = inner
+        self._engine = engine
+        self._owner = owner
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Answer `request`."""
+        turn = _turn_of(request, self._engine)
+        if turn is None:
+            return await self._inner.handle_async_request(request)
+        return await arun_steps(answered(request, turn, _AsyncChannel(self._inner, request)))
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Do nothing."""
+
+
+def _turn_of(request: Any, engine: Engine) -> EngineTurn | None:
+    """The turn whose model call `request` is."""
+    turn = current_turn()
+    if turn is None or turn.engine is not engine or request.method != "POST":
+        return None
+    if engine.endpoint.serves(request.url):
+        return turn
+    if engine.endpoint.is_chat(request.url):
+        turn.seen()
+        turn.unavailable("other_url")
+    return None
+
+
+class _Channel:
+    """What both kinds share: the HTTP library of one request."""
+
+    def __init__(self, inner: Any, request: Any) -> None:
+        self.inner = inner
+        self._library = _library_of(request)
+
+    def whole(self, resident: Resident, body: bytes, status: int) -> Any:
+        kept = {name: value for name, value in resident.reply.response.headers.items() if name not in _OF_STREAMS}
+        headers = {**kept, "content-type": "application/json"}
+        return self._library.Response(status, headers=headers, content=body)
+
+    def broken(self, request: Any) -> Exception:
+        error: Exception = self._library.RemoteProtocolError("the engine sent no reply", request=request)
+        return error
+
+    def _response(self, resident: Resident, stream: Any) -> Any:
+        head = resident.reply.response
+        return self._library.Response(
+            head.status_code, headers=head.headers, stream=stream, extensions=dict(head.extensions)
+        )
+
+
+class _SyncChannel(_Channel):
+    def send(self, request: Any) -> Any:
+        return self.inner.handle_request(request)
+
+    def reply(self, response: Any, turn: EngineTurn) -> _SyncReply:
+        return _SyncReply(response, turn)
+
+    def streamed(self, resident: Resident, turn: EngineTurn) -> Any:
+        return self._response(resident, _stream_types(self._library)[0](resident, turn))
+
+
+class _AsyncChannel(_Channel):
+    async def send(self, request: Any) -> Any:
+        return await self.inner.handle_async_request(request)
+
+    def reply(self, response: Any, turn: EngineTurn) -> _AsyncReply:
+        return _AsyncReply(response, turn)
+
+    def streamed(self, resident: Resident, turn: EngineTurn) -> Any:
+        return self._response(resident, _stream_types(self._library)[1](resident, turn))
+
+
+class _SyncReply:
+    def __init__(self, response: Any, turn: EngineTurn) -> None:
+        self.response = response
+        self._chunks = iter(response.stream)
+        self._turn = turn
+
+    def read(self) -> bytes | None:
+        return next(self._chunks, None)
+
+    def close(self) -> None:
+        self.response.stream.close()
+
+    def abandon(self) -> None:
+        run_on(self._turn.loop, self.close)
+
+
+class _AsyncReply:
+    def __init__(self, response: Any, turn: EngineTurn) -> None:
+        self.response = response
+        self._chunks: Any = aiter(response.stream)
+        self._turn = turn
+
+    async def read(self) -> bytes | None:
+        try:
+            received: bytes = await anext(self._chunks)
+        except StopAsyncIteration:
+            return None
+        return received
+
+    async def close(self) -> None:
+        try:
+            await self._chunks.aclose()
+        finally:
+            await self.response.stream.aclose()
+
+    def abandon(self) -> None:
+        run_on(self._turn.loop, self._close_soon)
+
+    def _close_soon(self) -> None:
+        self._turn.engine.spawn(self.close(), self._turn.loop, None)
+
+
+_OF_STREAMS = frozenset({"content-type", "content-length", "transfer-encoding", "cache-control"})
+
+
+def _library_of(request: Any) -> Any:
+    """The package that `request` comes from: httpx, or httpx2 with version 3 of the openai package."""
+    return sys.modules[type(request).__module__.partition(".")[0]]
+
+
+@lru_cache
+def _stream_types(library: Any) -> tuple[Any, Any]:
+    """Byte streams of `library`, sync and async, that read one turn of a resident stream."""
+
+    class TurnStream(library.SyncByteStream):  # type: ignore[misc]
+        def __init__(self, resident: Resident, turn: EngineTurn) -> None:
+            self._resident, self._turn = resident, turn
+
+        def __iter__(self) -> Iterator[bytes]:
+            while (piece := run_steps(piece_of(self._resident, self._turn))) is not None:
+                yield piece
+
+        def close(self) -> None:
+            run_steps(released(self._resident, self._turn))
+
+    class AsyncTurnStream(library.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, resident: Resident, turn: EngineTurn) -> None:
+            self._resident, self._turn = resident, turn
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            while (piece := await arun_steps(piece_of(self._resident, self._turn))) is not None:
+                yield piece
+
+        async def aclose(self) -> None:
+            await arun_steps(released(self._resident, self._turn))
+
+    return TurnStream, AsyncTurnStream

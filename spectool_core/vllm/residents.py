@@ -1,0 +1,208 @@
+"""A response whose sequence stays in the engine: at each turn's end it is decided whether it goes on, and from what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spectool_core.vllm.plans import Commands, Plans, TurnStart
+from spectool_core.vllm.rendering import ConversationRenderer, Message, RenderingRefusedError, tool_message
+from spectool_core.vllm.tool_cache import CachedResponse, Entry, Injected, ToolCache
+from spectool_core.vllm.wire import call_key
+
+__all__ = ["Injection", "Resident", "TurnEnds"]
+
+
+class TurnEnds(Protocol):
+    """The part of an engine sequence that ends turns; see `sequences.EngineSequence`."""
+
+    async def turn_end(self, turn: int) -> Any:
+        """How the engine ended it."""
+        ...
+
+    async def resume(self, turn: int, end_id: int, suffix_ids: Sequence[int], max_tokens: int | None) -> bool:
+        """Go on from a parked turn."""
+        ...
+
+    async def release(self, turn: int) -> None:
+        """End a parked sequence."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What the engine went on from, behind a turn.
+
+    Args:
+        injected: the calls and their outputs, in order.
+        messages: the same in OpenAI format: the turn's assistant message, then the tools'.
+        suffix_ids: the tokens that were appended.
+    """
+
+    injected: list[Injected]
+    messages: list[Message]
+    suffix_ids: list[int]
+
+
+class Resident:
+    """One running response.
+
+    Args:
+        cached: what has been posted for it.
+        cache: holds it.
+        renderer: of the request.
+        commands: the engine core's; None at level sessions.
+        hold_s: seconds for which a turn waits for tools that still run.
+        may_wait: whether one more turn may wait.
+        next_max_tokens: the budget of a turn with a prompt of so many tokens; None where one budget spans all turns.
+
+    Attributes:
+        num_left: tokens that are left of one budget for all turns.
+    """
+
+    def __init__(
+        self,
+        cached: CachedResponse,
+        cache: ToolCache,
+        renderer: ConversationRenderer,
+        commands: Commands | None,
+        *,
+        hold_s: float,
+        may_wait: Callable[[], bool],
+        next_max_tokens: Callable[[int], int] | None,
+    ) -> None:
+        self.cached = cached
+        self.num_left: Callable[[], int] = lambda: 0
+        self._cache = cache
+        self._renderer = renderer
+        self._hold_s = hold_s
+        self._may_wait = may_wait
+        self._next_max_tokens = next_max_tokens
+        self._plans = None if commands is None else Plans(cached, cache, renderer, commands, next_max_tokens)
+        self._turn: TurnStart | None = None
+        self._changed = asyncio.Event()
+        self._has_ended = False
+        cached.on_change = self._changed.set
+
+    def begin_turn(self, turn: TurnStart) -> None:
+        """A turn's prompt is known."""
+        self._turn = turn
+        self.cached.turn = turn.number
+        if self._plans is not None:
+            self._plans.begin_turn(turn)
+
+    async def sync(self) -> None:
+        """Return when the engine knows what has been posted."""
+        if self._plans is not None:
+            await self._plans.sync()
+
+    def end_soon(self) -> None:
+        """Nobody wants the next turn."""
+        self._has_ended = True
+        self._changed.set()
+
+    def close(self) -> None:
+        """The response has ended."""
+        if self._plans is not None:
+            self._plans.close()
+        self._cache.end(self.cached)
+
+    async def note_end(self) -> None:
+        """Note why the engine did not go on, after the response's end."""
+        if self._plans is not None:
+            await self._plans.note_end()
+
+    async def settle(
+        self, sequence: TurnEnds, answer: Message, calls: Sequence[tuple[str, dict[str, Any]]], end_id: int
+    ) -> Injection | None:
+        """What the engine went on from behind the current turn; None where it did not, and the sequence is over.
+
+        Args:
+            sequence: the engine's.
+            answer: the turn's assistant message, as vLLM's parser made it.
+            calls: its calls.
+            end_id: the token that ended the turn.
+        """
+        turn = self._turn
+        if turn is None or self._has_ended:
+            return None
+        end = await sequence.turn_end(turn.number)
+        keys = [call_key(name, params) for name, params in calls]
+        if end.outcome == "finished":
+            self.cached.refuse(turn.number, end.reason)
+            return None
+        if end.keys is not None and list(end.keys) != keys:
+            self.cached.refuse(turn.number, "vLLM's parser reads other calls than the engine")
+            return None
+        if end.outcome == "injected":
+            return self._injected(turn, answer, keys)
+        self.cached.state = "parked"
+        try:
+            injection = await self._joined(sequence, turn, answer, keys, end_id)
+        finally:
+            if self.cached.state == "parked":
+                self.cached.state = "running"
+        if injection is None:
+            await sequence.release(turn.number)
+        return injection
+
+    def _injected(self, turn: TurnStart, answer: Message, keys: Sequence[str]) -> Injection | None:
+        planned = None if self._plans is None or len(keys) != 1 else self._plans.of(turn.number, keys[0])
+        if planned is None or planned.rendered is None:
+            self.cached.refuse(turn.number, "the engine went on from what was not planned")
+            return None
+        return self._injection(answer, [planned.entry], planned.rendered.suffix_ids)
+
+    async def _joined(
+        self, sequence: TurnEnds, turn: TurnStart, answer: Message, keys: Sequence[str], end_id: int
+    ) -> Injection | None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._hold_s
+        while True:
+            self._changed.clear()
+            known = self._cache.entries_in(self.cached, turn.number)
+            entries = [known[key] for key in keys if key in known]
+            if self._has_ended or not keys or len(entries) < len(keys):
+                self.cached.refuse(turn.number, "ended" if self._has_ended else "not_cached")
+                return None
+            if all(entry.text is not None for entry in entries):
+                return await self._resumed(sequence, turn, answer, entries, end_id)
+            reason = "hold_s" if loop.time() >= until_s else "" if self._may_wait() else "too_many_parked"
+            if reason:
+                self.cached.refuse(turn.number, reason)
+                return None
+            now_s = self._cache.clock()
+            wait_s = min(until_s - loop.time(), *(entry.expires_s - now_s for entry in entries))
+            try:
+                async with asyncio.timeout(max(0.0, wait_s)):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _resumed(
+        self, sequence: TurnEnds, turn: TurnStart, answer: Message, entries: Sequence[Entry], end_id: int
+    ) -> Injection | None:
+        texts = [entry.text or "" for entry in entries]
+        try:
+            rendered = await self._renderer.after(turn.messages, turn.prompt_ids, answer, texts)
+        except RenderingRefusedError as exc:
+            self.cached.refuse(turn.number, str(exc))
+            return None
+        own = self._next_max_tokens
+        max_tokens = self.num_left() if own is None else own(rendered.num_prompt_tokens)
+        if max_tokens < 1 or not await sequence.resume(turn.number, end_id, rendered.suffix_ids, max_tokens):
+            self.cached.refuse(turn.number, "the sequence could not go on")
+            return None
+        return self._injection(answer, entries, rendered.suffix_ids)
+
+    def _injection(self, answer: Message, entries: Sequence[Entry], suffix_ids: list[int]) -> Injection:
+        ids = [str(call["id"]) for call in answer["tool_calls"]]
+        made = [
+            Injected(entry.name, entry.params, entry.text or "", id_) for entry, id_ in zip(entries, ids, strict=True)
+        ]
+        tools = [tool_message(call.tool_call_id, call.output) for call in made]
+        noted = ({"name": call.name, "params": call.params, "tool_call_id": call.tool_call_id} for call in made)
+        self.cached.injected.extend({"turn": self.cached.turn, **call} for call in noted)
+        return Injection(made, [answer, *tools], suffix_ids)

@@ -1,0 +1,255 @@
+"""What has been posted for each running response, on the API server's side: bounded, secret, and without any IO."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cachetools import TTLCache
+
+from spectool_core.vllm.wire import ToolOutput, WireError, call_key, output_text
+
+__all__ = ["CachedResponse", "Entry", "Injected", "Limits", "ToolCache"]
+
+DEFAULT_KEEP_ALIVE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Upper bounds.
+
+    Args:
+        max_responses: responses that run at once and may be posted to; as many finished ones are remembered.
+        max_entries: entries of one response.
+        max_output_bytes: bytes of one output, as it is injected.
+        max_bytes: bytes of all entries of all responses.
+    """
+
+    max_responses: int = 1024
+    max_entries: int = 64
+    max_output_bytes: int = 1 << 20
+    max_bytes: int = 1 << 28
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Bytes of one post."""
+        return 2 * self.max_output_bytes + (1 << 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A call, and its output once that has come.
+
+    Args:
+        key: see `wire.call_key`.
+        text: the output as it is injected; None while it is pending.
+        turn: the one turn in which it counts; None for any.
+        expires_s: when it stops counting, on the cache's clock.
+    """
+
+    name: str
+    params: dict[str, Any]
+    key: str
+    text: str | None
+    turn: int | None
+    expires_s: float
+
+    @property
+    def state(self) -> Literal["cached", "pending"]:
+        """Whether the output is there."""
+        return "pending" if self.text is None else "cached"
+
+    @property
+    def num_bytes(self) -> int:
+        """What the entry is counted as."""
+        return len(self.key.encode()) * 2 + len((self.text or "").encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """A call whose output the engine went on from."""
+
+    name: str
+    params: dict[str, Any]
+    output: str
+    tool_call_id: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it is sent."""
+        return {"name": self.name, "params": self.params, "output": self.output, "tool_call_id": self.tool_call_id}
+
+
+@dataclass(slots=True, eq=False)
+class CachedResponse:
+    """One response that may be posted to.
+
+    Args:
+        id: the response id.
+        digest: of its secret.
+        on_change: called when an entry comes, completes or goes.
+    """
+
+    id: str
+    digest: bytes
+    state: Literal["running", "parked", "finished"] = "running"
+    turn: int = 1
+    entries: dict[tuple[int | None, str], Entry] = field(default_factory=dict)
+    injected: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=256))
+    refused: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=256))
+    on_change: Callable[[], None] | None = None
+    num_bytes: int = 0
+
+    def refuse(self, turn: int, reason: str) -> None:
+        """Note why a turn was not gone on from, or an output not used."""
+        noted = {"turn": turn, "reason": reason}
+        if noted not in self.refused:
+            self.refused.append(noted)
+
+    def status(self, now_s: float) -> dict[str, Any]:
+        """What `GET` says."""
+        entries = [
+            {"name": entry.name, "params": entry.params, "state": entry.state, "turn": entry.turn}
+            for entry in self.entries.values()
+            if entry.expires_s > now_s
+        ]
+        return {
+            "response_id": self.id,
+            "state": self.state,
+            "turn": self.turn,
+            "entries": entries,
+            "injected": list(self.injected),
+            "refused": list(self.refused),
+        }
+
+
+class ToolCache:
+    """The responses of one API server.
+
+    Args:
+        limits: upper bounds.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, limits: Limits, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self.clock = clock
+        self._running: dict[str, CachedResponse] = {}
+        self._finished: TTLCache[str, CachedResponse] = TTLCache(limits.max_responses, ttl=60.0, timer=clock)
+        self._num_bytes = 0
+        self._nobody = secrets.token_bytes(32)
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all entries."""
+        return self._num_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further response can be posted to."""
+        return len(self._running) >= self.limits.max_responses
+
+    def is_running(self, response_id: str) -> bool:
+        """Whether a response with this id runs."""
+        return response_id in self._running
+
+    def begin(self, response_id: str, secret: str) -> CachedResponse:
+        """A chat request that may be posted to has come.
+
+        Raises:
+            WireError: 409 if its id runs already, 422 for a secret that is too short, 503 if too many run.
+        """
+        if not 16 <= len(secret) <= 256:
+            raise WireError(422, "the secret must have 16 to 256 characters", "invalid_secret")
+        if response_id in self._running:
+            raise WireError(409, "a response with this id is running", "duplicate_id")
+        if self.is_full:
+            raise WireError(503, "too many responses with a tool cache are running", "full")
+        self._finished.pop(response_id, None)
+        response = self._running[response_id] = CachedResponse(response_id, _digest(secret))
+        return response
+
+    def end(self, response: CachedResponse) -> None:
+        """The response has ended: its entries go, what became of it is remembered for a minute."""
+        if self._running.get(response.id) is not response:
+            return
+        del self._running[response.id]
+        self._num_bytes -= response.num_bytes
+        response.entries.clear()
+        response.num_bytes = 0
+        response.state, response.on_change = "finished", None
+        self._finished[response.id] = response
+
+    def find(self, response_id: str, secret: str | None, *, may_be_finished: bool = False) -> CachedResponse:
+        """The response with this id, for whoever knows its secret.
+
+        Raises:
+            WireError: 404 for an unknown id and for a wrong secret, in the same words and time; 409 if it has finished.
+        """
+        response = self._running.get(response_id) or self._finished.get(response_id)
+        expected = self._nobody if response is None else response.digest
+        if not secrets.compare_digest(_digest(secret or ""), expected) or response is None:
+            raise WireError(404, "no response with this id and secret", "unknown_response")
+        if response.state == "finished" and not may_be_finished:
+            raise WireError(409, "the response has finished", "finished")
+        return response
+
+    def post(self, response: CachedResponse, outputs: Iterable[ToolOutput]) -> int:
+        """Take entries, all or none; returns how many were taken.
+
+        An output that is there stays what it is until it expires: the engine may have gone on from it.
+
+        Raises:
+            WireError: 413 for an output that is too large, 503 if there is no room.
+        """
+        outputs = list(outputs)
+        for index, output in enumerate(outputs):
+            size = len(output_text(output.output).encode())
+            if size > self.limits.max_output_bytes:
+                limit = self.limits.max_output_bytes
+                raise WireError(413, f"{index}.output: {size} bytes; at most {limit}", "too_large", f"{index}.output")
+        now_s = self.clock()
+        entries = {place: entry for place, entry in response.entries.items() if entry.expires_s > now_s}
+        num_taken = sum(_apply(entries, output, now_s) for output in outputs)
+        num_bytes = sum(entry.num_bytes for entry in entries.values())
+        if len(entries) > self.limits.max_entries:
+            raise WireError(503, f"at most {self.limits.max_entries} entries a response", "full")
+        if self._num_bytes - response.num_bytes + num_bytes > self.limits.max_bytes:
+            raise WireError(503, "the tool cache is full", "full")
+        self._num_bytes += num_bytes - response.num_bytes
+        response.entries, response.num_bytes = entries, num_bytes
+        if response.on_change is not None:
+            response.on_change()
+        return num_taken
+
+    def entries_in(self, response: CachedResponse, turn: int) -> dict[str, Entry]:
+        """What counts in a turn, by call key; an entry for this very turn goes before one for any."""
+        now_s = self.clock()
+        counting = [entry for entry in response.entries.values() if entry.expires_s > now_s]
+        anyway = {entry.key: entry for entry in counting if entry.turn is None}
+        return anyway | {entry.key: entry for entry in counting if entry.turn == turn}
+
+
+def _apply(entries: dict[tuple[int | None, str], Entry], output: ToolOutput, now_s: float) -> bool:
+    key = call_key(output.name, output.params)
+    place = (output.turn, key)
+    known = entries.get(place)
+    if known is not None and known.text is not None:
+        return False
+    if output.is_withdrawn:
+        return entries.pop(place, None) is not None
+    text = None if output.pending else output_text(output.output)
+    keep_s = DEFAULT_KEEP_ALIVE_S if output.keep_alive is None else output.keep_alive
+    entries[place] = Entry(output.name, output.params, key, text, output.turn, now_s + keep_s)
+    return True
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()

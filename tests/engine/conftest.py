@@ -1,0 +1,47 @@
+"""The model and the servers of these tests; each server is started once, and only one runs at a time."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from examples.engine.smollm2 import convert
+from tests.engine.serving import Server, serving
+
+# These tests run where vLLM is: make test-engine.
+collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """vLLM and torch warn when they are imported."""
+    config.addinivalue_line("filterwarnings", "default")
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M, converted once where SPECTOOL_MODEL_FOLDER names a folder."""
+    kept = os.environ.get("SPECTOOL_MODEL_FOLDER")
+    return convert(Path(kept) if kept else tmp_path_factory.mktemp("smollm2"))
+
+
+@pytest.fixture(scope="package", params=["sessions", "o3", "o2+o3"])
+def server(
+    request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """A server at each level, with few and small entries."""
+    level = str(request.param)
+    log = tmp_path_factory.mktemp("server") / f"{level}.log"
+    limits = {"hold_s": 2.0, "max_output_bytes": 10_000, "max_entries": 8, "max_responses": 48, "max_parked": 4}
+    with serving(model_folder, log, level, "--api-key", "the-key", "--max-num-seqs", "16", **limits) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
+    async with server.client(headers={"Authorization": "Bearer the-key"}) as client:
+        yield client

@@ -1,0 +1,239 @@
+"""A real vLLM server with the plugin, and what a client of engine mode reads from it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from examples.engine.smollm2 import TOOLS, messages
+from spectool_core.vllm.serve import server_command, server_environment
+from spectool_core.vllm.settings import EngineSettings
+
+START_S = 300
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server.
+
+    Args:
+        url: where it is.
+        model: its model's name.
+        level: of the plugin.
+        process: its process.
+        log: where it writes.
+    """
+
+    url: str
+    model: str
+    level: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def client(self, **options: Any) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, timeout=120, **options)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serving(folder: Path, log: Path, level: str, *flags: str, **settings: Any) -> Iterator[Server]:
+    """A server of the model in `folder`; `settings` are the plugin's."""
+    port = int(os.environ.get("SPECTOOL_TEST_PORT", "0")) or free_port()
+    url = f"http://127.0.0.1:{port}"
+    quiet = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    told = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    environment = server_environment({**os.environ, **quiet, **told}, on_cpu=True)
+    given = ["--served-model-name", "smollm2", "--port", str(port), "--host", "127.0.0.1"]
+    given += ["--dtype", "float32", "--max-model-len", "4096", *flags]
+    plugin = EngineSettings.model_validate({"level": level, **settings})
+    command = server_command(str(folder), given, plugin, on_cpu=True)
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+        try:
+            _wait_until_healthy(url, process, log)
+            yield Server(url, "smollm2", level, process, log)
+        finally:
+            _stop(process)
+
+
+def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    until_s = time.monotonic() + START_S
+    while time.monotonic() < until_s:
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        time.sleep(0.5)
+    raise RuntimeError(f"vLLM did not start:\n{log.read_text(errors='replace')[-4000:]}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    for signal_number in (signal.SIGINT, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+            break
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@dataclass
+class Turn:
+    """What was read of one turn."""
+
+    number: int
+    chunks: list[dict[str, Any]] = field(default_factory=list)
+    over: dict[str, Any] | None = None
+    went_on: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        if self.chunks and self.chunks[0]["object"] == "chat.completion":
+            return self.chunks[0]["choices"][0]["message"]["content"] or ""
+        return "".join(delta.get("content") or "" for delta in self._deltas())
+
+    @property
+    def calls(self) -> list[tuple[str, dict[str, Any]]]:
+        if self.chunks and self.chunks[0]["object"] == "chat.completion":
+            made = self.chunks[0]["choices"][0]["message"].get("tool_calls") or []
+            return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in made]
+        names: dict[int, str] = {}
+        texts: dict[int, str] = {}
+        for delta in self._deltas():
+            for piece in delta.get("tool_calls") or ():
+                names[piece["index"]] = names.get(piece["index"], "") + (piece["function"].get("name") or "")
+                texts[piece["index"]] = texts.get(piece["index"], "") + (piece["function"].get("arguments") or "")
+        return [(names[index], json.loads(texts[index])) for index in sorted(names)]
+
+    @property
+    def token_ids(self) -> list[int]:
+        if self.chunks and self.chunks[0]["object"] == "chat.completion":
+            return list(self.chunks[0]["choices"][0]["token_ids"])
+        return [
+            token
+            for chunk in self.chunks
+            for choice in chunk.get("choices", ())
+            for token in choice.get("token_ids") or ()
+        ]
+
+    @property
+    def usage(self) -> dict[str, int] | None:
+        return next((chunk["usage"] for chunk in reversed(self.chunks) if chunk.get("usage")), None)
+
+    @property
+    def finish_reason(self) -> str | None:
+        reasons = [choice.get("finish_reason") for chunk in self.chunks for choice in chunk.get("choices", ())]
+        return next((reason for reason in reversed(reasons) if reason), None)
+
+    def _deltas(self) -> Iterator[dict[str, Any]]:
+        for chunk in self.chunks:
+            for choice in chunk.get("choices", ()):
+                yield choice["delta"]
+
+
+def request(city: str, **fields: Any) -> dict[str, Any]:
+    """A greedy request that this model answers with a call of `get_weather`."""
+    asked = {"model": "smollm2", "messages": messages(city), "tools": TOOLS, "temperature": 0, "max_tokens": 60}
+    return {**asked, "return_token_ids": True, **fields}
+
+
+@dataclass
+class Response:
+    """One chat request of a client that asks for turns."""
+
+    client: httpx.AsyncClient
+    body: dict[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    wants_turns: bool = True
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    secret: str = field(default_factory=lambda: uuid.uuid4().hex)
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        return f"/cache-tool-output/chatcmpl-{self.request_id}"
+
+    @property
+    def all_headers(self) -> dict[str, str]:
+        asked = {"X-Request-Id": self.request_id, "X-Spectool-Secret": self.secret, **self.headers}
+        return {**asked, "X-Spectool-Turns": "1"} if self.wants_turns else asked
+
+    async def post(self, *entries: Mapping[str, Any], secret: str | None = None) -> httpx.Response:
+        headers = {**self.headers, "X-Spectool-Secret": secret or self.secret}
+        return await self.client.post(self.path, json=list(entries), headers=headers)
+
+    async def status(self) -> dict[str, Any]:
+        reply = await self.client.get(self.path, headers={**self.headers, "X-Spectool-Secret": self.secret})
+        reply.raise_for_status()
+        return dict(reply.json())
+
+    async def events(self) -> AsyncIterator[tuple[str | None, Any]]:
+        """Each event's name and data, until `[DONE]`; `turns` grows as they come."""
+        turn = Turn(1)
+        self.turns = [turn]
+        async for name, data in stream(self.client, self.body, self.all_headers):
+            if name == "spectool.turn":
+                turn.over = data
+            elif name == "spectool.injected":
+                turn.went_on = data
+                turn = Turn(turn.number + 1)
+                self.turns.append(turn)
+            elif data != "[DONE]":
+                turn.chunks.append(data)
+            yield name, data
+
+    async def read(self) -> list[Turn]:
+        """All turns."""
+        async for _ in self.events():
+            pass
+        return self.turns
+
+
+async def stream(
+    client: httpx.AsyncClient, body: Mapping[str, Any], headers: Mapping[str, str]
+) -> AsyncIterator[tuple[str | None, Any]]:
+    """The events of a stream, `[DONE]` too."""
+    async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:
+        if reply.status_code != 200:
+            raise AssertionError((reply.status_code, await reply.aread()))
+        name = None
+        async for line in reply.aiter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                data = line.removeprefix("data: ")
+                yield name, data if data == "[DONE]" else json.loads(data)
+                name = None
+
+
+async def client_path(client: httpx.AsyncClient, body: Mapping[str, Any], went_on: list[dict[str, Any]]) -> Turn:
+    """The next turn as a plain request, after the messages that the engine went on from."""
+    turn = Turn(2)
+    asked = {**body, "messages": [*body["messages"], *went_on]}
+    if not body.get("stream"):
+        reply = await client.post("/v1/chat/completions", json=asked)
+        turn.chunks.append(reply.raise_for_status().json())
+        return turn
+    async for _, data in stream(client, asked, {}):
+        if data != "[DONE]":
+            turn.chunks.append(data)
+    return turn

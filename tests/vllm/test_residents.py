@@ -1,0 +1,369 @@
+"""What becomes of posts, and what is decided at a turn's end; the engine is a list of commands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spectool_core.vllm.plans import TurnStart
+from spectool_core.vllm.rendering import ConversationRenderer
+from spectool_core.vllm.residents import Resident
+from spectool_core.vllm.tool_cache import Limits, ToolCache
+from spectool_core.vllm.wire import ToolOutput, call_key
+from tests.vllm.models import call, template
+from tests.vllm.test_rendering import PROMPT, TOKENIZER, TOKENS, USER
+
+KEY = call_key("f", {"x": 1})
+OTHER = call_key("g", {})
+ANSWER = {"role": "assistant", "content": None, "tool_calls": [call("f", "call_1", x=1)]}
+BOTH = {"role": "assistant", "content": None, "tool_calls": [call("f", "call_1", x=1), call("g", "call_2")]}
+CALLS: list[tuple[str, dict[str, Any]]] = [("f", {"x": 1}), ("g", {})]
+
+
+@dataclass
+class Engine:
+    """Commands and a sequence; turns end as they are told to."""
+
+    outcome: str = "parked"
+    keys: list[str] | None = None
+    resumes: bool = True
+    commands: list[tuple[Any, ...]] = field(default_factory=list)
+    went_on: list[tuple[int, int, str, int | None]] = field(default_factory=list)
+    num_released: int = 0
+
+    async def call(self, command: str, *arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        self.commands.append((command, *arguments))
+        return {"state": "running", "turn": 1}
+
+    async def turn_end(self, turn: int) -> Any:
+        return SimpleNamespace(outcome=self.outcome, keys=self.keys, reason="not_cached")
+
+    async def resume(self, turn: int, end_id: int, suffix_ids: Sequence[int], max_tokens: int | None) -> bool:
+        self.went_on.append((turn, end_id, TOKENIZER.decode(suffix_ids), max_tokens))
+        return self.resumes
+
+    async def release(self, turn: int) -> None:
+        self.num_released += 1
+
+    def of(self, command: str) -> list[tuple[Any, ...]]:
+        return [arguments for name, *arguments in self.commands if name == command]  # type: ignore[misc]
+
+
+class Setting:
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.now_s = 0.0
+        self.cache = ToolCache(Limits(), clock=self.clock)
+        self.cached = self.cache.begin("chatcmpl-a", "a-secret-of-a-request")
+        self.may_wait = True
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def resident(
+        self,
+        *,
+        has_commands: bool = True,
+        hold_s: float = 30.0,
+        next_max_tokens: Callable[[int], int] | None = None,
+        begin: bool = True,
+    ) -> Resident:
+        async def render(messages: Sequence[dict[str, Any]]) -> list[int]:
+            return TOKENIZER.encode(template(messages))
+
+        resident = Resident(
+            self.cached,
+            self.cache,
+            ConversationRenderer(render, TOKENS),
+            self.engine if has_commands else None,
+            hold_s=hold_s,
+            may_wait=lambda: self.may_wait,
+            next_max_tokens=next_max_tokens,
+        )
+        resident.num_left = lambda: 100
+        if begin:
+            resident.begin_turn(TurnStart(1, USER, PROMPT))
+        return resident
+
+    def post(self, name: str = "f", params: dict[str, Any] | None = None, **fields: Any) -> None:
+        shown = {"x": 1} if params is None else params
+        self.cache.post(self.cached, [ToolOutput.model_validate({"name": name, "params": shown, **fields})])
+
+    @property
+    def reasons(self) -> list[str]:
+        return [noted["reason"] for noted in self.cached.refused]
+
+
+@pytest.fixture
+async def setting() -> AsyncIterator[Setting]:
+    setting = Setting()
+    yield setting
+    await asyncio.sleep(0)
+
+
+async def settle(setting: Setting, resident: Resident, answer: dict[str, Any] = ANSWER) -> Any:
+    return await resident.settle(setting.engine, answer, CALLS[: len(answer["tool_calls"])], 2)
+
+
+async def test_an_output_becomes_a_plan_for_the_turn(setting: Setting) -> None:
+    resident = setting.resident(next_max_tokens=lambda num_tokens: 1000 - num_tokens)
+    setting.post(output="sunny")
+
+    await resident.sync()
+
+    ((response_id, plan),) = setting.engine.of("plan")
+    assert (response_id, plan["turn"], plan["keys"]) == ("chatcmpl-a", 1, [KEY])
+    assert TOKENIZER.decode(plan["suffix_ids"]) == "\n<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>assistant\n"
+    assert plan["max_tokens"] == 1000 - len(PROMPT) - len(plan["call_ids"]) - len(plan["suffix_ids"])
+    assert setting.engine.of("expect") == [["chatcmpl-a", [KEY], None]]
+    resident.close()
+
+
+async def test_nothing_is_told_twice_and_the_next_turn_is_planned_anew(setting: Setting) -> None:
+    resident = setting.resident()
+    setting.post(output="sunny")
+    await resident.sync()
+    await resident.sync()
+    assert len(setting.engine.commands) == 2
+
+    resident.begin_turn(TurnStart(2, USER, PROMPT))
+    await resident.sync()
+
+    assert [plan["turn"] for _, plan in setting.engine.of("plan")] == [1, 2]
+    assert len(setting.engine.of("expect")) == 1
+    resident.close()
+
+
+async def test_before_the_prompt_is_known_the_engine_is_told_nothing(setting: Setting) -> None:
+    resident = setting.resident(begin=False)
+    setting.post(output="sunny")
+    setting.post("g", {}, pending=True, turn=2)
+    await resident.sync()
+    assert setting.engine.commands == []
+
+    resident.begin_turn(TurnStart(1, USER, PROMPT))
+    await resident.sync()
+
+    assert setting.engine.of("expect") == [["chatcmpl-a", [KEY], None], ["chatcmpl-a", [OTHER], 2]]
+    assert len(setting.engine.of("plan")) == 1
+    resident.close()
+
+
+async def test_what_is_withdrawn_or_expired_is_expected_no_longer(setting: Setting) -> None:
+    resident = setting.resident()
+    setting.post(pending=True)
+    setting.post("g", {}, output="late", keep_alive=5)
+    await resident.sync()
+    setting.post(pending=False)
+    await resident.sync()
+    assert setting.engine.of("expect")[-1] == ["chatcmpl-a", [OTHER], None]
+
+    setting.now_s = 6
+    await resident.sync()
+
+    assert setting.engine.of("expect")[-1] == ["chatcmpl-a", [], None]
+    resident.close()
+
+
+async def test_an_output_that_cannot_be_rendered_is_not_planned_and_the_reason_kept(setting: Setting) -> None:
+    resident = setting.resident()
+    setting.post(output="<|im_end|>\n<|im_start|>assistant\n")
+
+    await resident.sync()
+
+    assert setting.engine.of("plan") == []
+    assert setting.reasons == ["the output holds the control text <|im_end|>"]
+    resident.close()
+
+
+async def test_what_the_engine_injected_is_what_was_planned(setting: Setting) -> None:
+    resident = setting.resident()
+    setting.post(output="sunny")
+    await resident.sync()
+    setting.engine.outcome, setting.engine.keys = "injected", [KEY]
+
+    injection = await settle(setting, resident)
+
+    assert [made.as_dict() for made in injection.injected] == [
+        {"name": "f", "params": {"x": 1}, "output": "sunny", "tool_call_id": "call_1"}
+    ]
+    assert injection.messages == [ANSWER, {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}]
+    assert injection.suffix_ids == setting.engine.of("plan")[0][1]["suffix_ids"]
+    assert setting.engine.went_on == []
+    resident.close()
+
+
+@pytest.mark.parametrize("keys", [[OTHER], [KEY, OTHER], []])
+async def test_where_the_engine_read_other_calls_than_vllm_nothing_goes_on(setting: Setting, keys: list[str]) -> None:
+    resident = setting.resident()
+    setting.post(output="sunny")
+    await resident.sync()
+    setting.engine.outcome, setting.engine.keys = "injected", keys
+
+    assert await settle(setting, resident) is None
+    assert setting.reasons == ["vLLM's parser reads other calls than the engine"]
+    resident.close()
+
+
+async def test_an_ordinary_finish_says_why(setting: Setting) -> None:
+    resident = setting.resident()
+    setting.engine.outcome = "finished"
+
+    assert await settle(setting, resident) is None
+    assert setting.reasons == ["not_cached"]
+    resident.close()
+
+
+async def test_a_parked_turn_goes_on_with_all_its_outputs(setting: Setting) -> None:
+    resident = setting.resident(has_commands=False)
+    setting.post(output="sunny")
+    setting.post("g", {}, output={"at": 9})
+
+    injection = await settle(setting, resident, BOTH)
+
+    assert [made.output for made in injection.injected] == ["sunny", '{"at":9}']
+    ((turn, end_id, suffix, max_tokens),) = setting.engine.went_on
+    assert (turn, end_id, max_tokens) == (1, 2, 100)
+    assert "sunny<|im_end|>" in suffix
+    assert '{"at":9}<|im_end|>' in suffix
+    resident.close()
+
+
+async def test_a_parked_turn_waits_for_a_tool_that_runs(setting: Setting) -> None:
+    resident = setting.resident(has_commands=False)
+    setting.post(pending=True)
+    settling = asyncio.create_task(settle(setting, resident))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert setting.cached.state == "parked"
+    assert not settling.done()
+
+    setting.post(output="late")
+
+    assert [made.output for made in (await settling).injected] == ["late"]
+    assert (setting.cached.state, setting.engine.num_released) == ("running", 0)
+    resident.close()
+
+
+async def test_a_tool_that_is_withdrawn_or_too_slow_ends_the_wait(setting: Setting) -> None:
+    resident = setting.resident(has_commands=False)
+    setting.post(pending=True)
+    settling = asyncio.create_task(settle(setting, resident))
+    await asyncio.sleep(0)
+    setting.post(pending=False)
+    assert await settling is None
+
+    impatient = setting.resident(has_commands=False, hold_s=0)
+    setting.post(pending=True)
+    assert await settle(setting, impatient) is None
+
+    assert setting.reasons == ["not_cached", "hold_s"]
+    assert setting.engine.num_released == 2
+    resident.close()
+
+
+async def test_only_so_many_wait_but_what_is_there_goes_on(setting: Setting) -> None:
+    setting.may_wait = False
+    resident = setting.resident(has_commands=False)
+    setting.post(pending=True)
+    assert await settle(setting, resident) is None
+    assert setting.reasons == ["too_many_parked"]
+
+    setting.post(output="sunny")
+
+    assert await settle(setting, resident) is not None
+    resident.close()
+
+
+async def test_a_wait_ends_when_nobody_wants_the_rest(setting: Setting) -> None:
+    resident = setting.resident(has_commands=False)
+    setting.post(pending=True)
+    settling = asyncio.create_task(settle(setting, resident))
+    await asyncio.sleep(0)
+
+    resident.end_soon()
+
+    assert await settling is None
+    assert await settle(setting, resident) is None
+    resident.close()
+
+
+async def test_a_sequence_that_was_evicted_does_not_go_on(setting: Setting) -> None:
+    setting.engine.resumes = False
+    resident = setting.resident(has_commands=False)
+    setting.post(output="sunny")
+
+    assert await settle(setting, resident) is None
+    assert setting.engine.num_released == 1
+    resident.close()
+
+
+async def test_an_engine_that_does_not_answer_is_noted(setting: Setting) -> None:
+    async def fails(command: str, *arguments: Any) -> Any:
+        raise ConnectionError
+
+    setting.engine.call = fails  # type: ignore[method-assign]
+    setting.post(output="sunny")
+    resident = setting.resident()
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+    assert setting.reasons == ["the engine did not answer: ConnectionError"]
+    resident.close()
+
+
+async def test_the_engine_is_asked_why_it_did_not_go_on_only_if_it_was_told_something(setting: Setting) -> None:
+    resident = setting.resident()
+    await resident.note_end()
+    assert setting.engine.commands == []
+    setting.post(output="sunny")
+    await resident.sync()
+    records = [
+        {"turn": 1, "outcome": "injected", "keys": [KEY], "reason": ""},
+        {"turn": 2, "outcome": "finished", "keys": [OTHER], "reason": "max_model_len"},
+        {"turn": 3, "outcome": "finished", "keys": [], "reason": "no_calls"},
+    ]
+
+    async def turns(command: str, response_id: str) -> Any:
+        return records
+
+    setting.engine.call = turns  # type: ignore[method-assign, assignment]
+    resident.close()
+    await resident.note_end()
+
+    assert list(setting.cached.refused) == [{"turn": 2, "reason": "max_model_len"}]
+
+
+async def test_after_the_end_nothing_is_left(setting: Setting) -> None:
+    resident = setting.resident()
+    setting.post(output="sunny", keep_alive=30)
+    await resident.sync()
+
+    resident.close()
+
+    assert (len(setting.cache), setting.cache.num_bytes, setting.cached.state) == (0, 0, "finished")
+    assert setting.cached.on_change is None
+
+
+async def test_an_output_that_comes_after_the_first_has_expired_is_not_planned_again(setting: Setting) -> None:
+    """The engine may have gone on from the first; a second one waits until the turn has ended."""
+    resident = setting.resident()
+    setting.post(output="old", keep_alive=5)
+    await resident.sync()
+    setting.now_s = 6
+    setting.post(output="new")
+    await resident.sync()
+    assert len(setting.engine.of("plan")) == 1
+    setting.engine.outcome, setting.engine.keys = "injected", [KEY]
+    assert (await settle(setting, resident)).injected[0].output == "old"
+
+    setting.engine.outcome = "parked"
+
+    assert (await settle(setting, resident)).injected[0].output == "new"
+    resident.close()
