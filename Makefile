@@ -30,7 +30,7 @@ $(MODEL)/spectool-complete: $(ENGINE_STAMP) examples/engine/smollm2.py
 	touch $@
 
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

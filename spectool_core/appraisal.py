@@ -23,9 +23,6 @@ __all__ = ["Appraisal", "Assessment", "Predicted", "Traits", "TurnRecord"]
 _MAX_AGENTS = 256
 _MAX_TOOLS = 1024
 
-# Asked without a question, to learn what there is to learn.
-_NUM_FIRST_TURNS = 8
-
 _MAX_TRIAL_SHARE = 0.005
 _FIRST_CONTROLS = (3, 4)  # how many, and after how many turns each
 _CONTROL_TURNS = (16, 512)
@@ -41,17 +38,22 @@ class Traits:
     Args:
         cpu_s: what asking it costs the event loop.
         uses_model: it asks a model, which may be served by what serves the main model, and slow that down.
+        num_first_turns: turns of an agent in which it is asked without a question, to learn what there is to learn.
     """
 
     cpu_s: float = 0.001
     uses_model: bool = True
+    num_first_turns: int = 8
 
     @classmethod
     def of(cls, speculator: object) -> Traits:
         """The traits of `speculator`."""
         default = cls()
-        cpu_s = getattr(speculator, "cpu_s", default.cpu_s)
-        return cls(cpu_s, getattr(speculator, "uses_model", default.uses_model))
+        return cls(
+            getattr(speculator, "cpu_s", default.cpu_s),
+            getattr(speculator, "uses_model", default.uses_model),
+            getattr(speculator, "num_first_turns", default.num_first_turns),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ class _Pair:
 
     def __init__(self) -> None:
         self.num_asked = 0
+        self.num_first_turns = Traits().num_first_turns
         self.turns_on = 0
         self.turns_off = 0
         self.num_controls = 0
@@ -157,14 +160,15 @@ class Appraisal:
         pair = self._pair(agent, speculator)
         pair.uses_model = traits.uses_model
         gain_s = self._gain_s(agent, pair, traits.cpu_s, load)
-        pair.was_on = gain_s is None or gain_s > 0 or pair.num_asked < _NUM_FIRST_TURNS
+        pair.num_first_turns = traits.num_first_turns
+        pair.was_on = gain_s is None or gain_s > 0 or pair.num_asked < pair.num_first_turns
         reason = self._reason(agent, pair, gain_s)
         if reason is None:
             pair.num_asked += 1
         return reason
 
     def _reason(self, agent: tuple[str, ...], pair: _Pair, gain_s: float | None) -> str | None:
-        if gain_s is None or pair.num_asked < _NUM_FIRST_TURNS:
+        if gain_s is None or pair.num_asked < pair.num_first_turns:
             return None
         if gain_s > 0:
             pair.turns_off = pair.burst = 0
@@ -243,7 +247,7 @@ class Appraisal:
         """What is held of `speculator` for `agent`."""
         pair = self._pair(agent, speculator)
         gain_s = self._gain_s(agent, pair, traits.cpu_s, load)
-        on = gain_s is None or gain_s > 0 or pair.num_asked < _NUM_FIRST_TURNS
+        on = gain_s is None or gain_s > 0 or pair.num_asked < traits.num_first_turns
         tools = {tool: share.mean for tool, share in pair.right.items()}
         return Assessment(
             agent=agent,

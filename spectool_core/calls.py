@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Answer", "Message", "Prompt", "ToolCall", "ToolSchema"]
+__all__ = ["Answer", "Message", "Prompt", "ToolCall", "ToolSchema", "name_of"]
 
 Message: TypeAlias = Mapping[str, Any]
 """One chat message in the OpenAI chat-completions format."""
@@ -76,3 +76,9 @@ class Prompt:
         if callable(self._messages):
             self._messages = self._messages()
         return self._messages
+
+
+def name_of(schema: ToolSchema) -> str:
+    """The tool's name; empty where the schema is none of a function."""
+    function = schema.get("function")
+    return str(function.get("name")) if isinstance(function, Mapping) else ""

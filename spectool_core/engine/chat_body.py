@@ -77,6 +77,8 @@ def _can_go_on(given: Mapping[str, Any]) -> bool:
         and given.get("tool_choice") in (None, "auto")
         and not given.get("stop")
         and given.get("response_format") is None
+        # With a seed the next answer is a certain one, which only a request that draws from the beginning gets.
+        and (given.get("seed") is None or given.get("temperature") == 0)
     )
 
 

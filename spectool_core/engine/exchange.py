@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from spectool_core.engine.chat_body import ChatBody
 from spectool_core.engine.outputs import EngineTurn
-from spectool_core.engine.resident import Reply, Resident
+from spectool_core.engine.resident import Connections, Reply, Resident
 from spectool_core.engine.server_events import MalformedStreamError
 from spectool_core.engine.steps import Steps
 from spectool_core.vllm.wire import REPLY_HEADER, REQUEST_ID_HEADER, SECRET_HEADER, TURNS_HEADER
@@ -18,11 +18,20 @@ from spectool_core.vllm.wire import REPLY_HEADER, REQUEST_ID_HEADER, SECRET_HEAD
 __all__ = ["Channel", "answered", "piece_of", "released"]
 
 _SECRET_BYTES = 24
+_TAKEN = 409
+"""Of the reply: a response with this id is running."""
+
 _STREAM_TYPE = "text/event-stream"
 
 
 class Channel(Protocol):
     """The HTTP library that the request came through, sync or async."""
+
+    connections: Connections
+
+    def can_read(self, resident: Resident) -> bool:
+        """Whether the resident came through the same library, sync or async."""
+        ...
 
     def send(self, request: Any) -> Any:
         """Send as usual; a step."""
@@ -54,11 +63,16 @@ def answered(request: Any, turn: EngineTurn, channel: Channel) -> Steps[Any]:
     for resident in residents:
         if attached is not None:
             turn.keep(resident)
+        elif not channel.can_read(resident):
+            turn.aborted(resident, "different_request")
+            resident.abandon()
         else:
             attached = yield from _attached(resident, body, turn, channel)
     if attached is not None:
         return attached
-    if body is None or not body.can_go_on or REQUEST_ID_HEADER in request.headers:
+    # With one connection in all, a stream that stays would be in the way of every other request.
+    has_room = not channel.connections.num_too_many(1)
+    if body is None or not body.can_go_on or REQUEST_ID_HEADER in request.headers or not has_room:
         return (yield partial(channel.send, request))
     return (yield from _opened(request, body, turn, channel))
 
@@ -102,6 +116,7 @@ def _opened(request: Any, body: ChatBody, turn: EngineTurn, channel: Channel) ->
     request_id, secret = uuid.uuid4().hex, secrets.token_urlsafe(_SECRET_BYTES)
     address = turn.engine.endpoint.address(request_id, (SECRET_HEADER, secret), request.headers.get("authorization"))
     ours = {REQUEST_ID_HEADER: request_id, SECRET_HEADER: secret, TURNS_HEADER: "1", "Accept-Encoding": "identity"}
+    theirs = request.headers.copy()
     request.headers.update(ours)
     turn.opened(address, is_streamed=body.is_streamed)
     try:
@@ -109,6 +124,12 @@ def _opened(request: Any, body: ChatBody, turn: EngineTurn, channel: Channel) ->
     except BaseException as error:
         turn.closed("unreachable" if isinstance(error, Exception) else None)
         raise
+    finally:
+        request.headers = theirs  # of which the library makes the next request, where it follows a redirect
+    if response.status_code == _TAKEN and REPLY_HEADER in response.headers:  # something beneath sent the request twice
+        turn.closed()
+        yield channel.reply(response, turn).close
+        return (yield partial(channel.send, request))
     if response.status_code != 200:
         turn.closed()
         return response

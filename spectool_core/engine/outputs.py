@@ -96,6 +96,7 @@ class EngineTurn:
         self._is_posting = False
         self._was_seen = False
         self._is_over = False
+        self._is_settled = False
 
     # The turn's side
 
@@ -106,7 +107,7 @@ class EngineTurn:
 
     def found(self, run: Run) -> None:
         """A call was predicted whose result is there already."""
-        if run.state == "succeeded":
+        if run.state == "succeeded" and run.prepared.key not in self._entries:  # else it is told already
             self.ended(run, "succeeded")
 
     def ended(self, run: Run, outcome: RunOutcome) -> None:
@@ -130,8 +131,16 @@ class EngineTurn:
     def settled(self) -> None:
         """The calls have been served, or will not come. What the engine waits for is still posted."""
         self._is_over = not self._has_answer  # the run has ended, though not all that it does may know
-        self._has_answer = True
-        self._entries = {key: entry for key, entry in self._entries.items() if key in self._unposted}
+        self._has_answer = self._is_settled = True
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what the engine needs no more word of."""
+        self._entries = {
+            key: entry
+            for key, entry in self._entries.items()
+            if key in self._unposted or (entry.get("pending") and not self._is_over)
+        }
 
     def _tell(self, run: Run, told: Entry) -> None:
         key = run.prepared.key
@@ -167,7 +176,9 @@ class EngineTurn:
             resident.abandon()
             self.aborted(resident, "run_ended")
             return
-        self.engine.residents.keep(resident, self.place, self.loop, partial(self.aborted, resident))
+        self.engine.residents.keep(
+            resident, self.place, self.loop, partial(self.aborted, resident), partial(run_on, self.loop, self._asked_on)
+        )
 
     def injected(self, num_calls: int) -> None:
         """The engine went on from an earlier turn of this place by itself."""
@@ -206,6 +217,14 @@ class EngineTurn:
     def _close(self) -> None:
         self._is_open = False
 
+    def _asked_on(self) -> None:
+        """The next model call has come, and must not wait for a tool that still runs: its results did without."""
+        for key, entry in self._entries.items():
+            if entry.get("pending"):
+                self._entries[key] = {**entry, "pending": False}
+                self._unposted[key] = None
+        self._post_soon()
+
     # Posting
 
     def _post_soon(self) -> None:
@@ -216,6 +235,8 @@ class EngineTurn:
     def _post(self) -> None:
         entries = [{**self._entries[key], "turn": self._engine_turn} for key in self._unposted]
         self._unposted.clear()
+        if self._is_settled:
+            self._forget()
         if self._is_open and entries and self._address is not None:
             self.engine.post(self, self._address, entries)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spectool_core.engine.chat_body import ChatBody
@@ -12,16 +13,32 @@ from spectool_core.engine.server_events import EventSplitter, MalformedStreamErr
 from spectool_core.engine.steps import Steps
 from spectool_core.vllm.wire import DONE, INJECTED_EVENT, TURN_EVENT
 
-__all__ = ["Reply", "Resident"]
+__all__ = ["Connections", "Reply", "Resident"]
 
 _END = f"data: {DONE}\n\n".encode()
 _WITH_CALLS = frozenset({"tool_calls", "function_call"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Connections:
+    """The connections of one transport.
+
+    Args:
+        limit: as many are open at once; None where that is not bounded, or not known.
+    """
+
+    limit: int | None = None
+
+    def num_too_many(self, num_kept: int) -> int:
+        """How many of `num_kept` streams that nobody reads have to go, so that others find half of the connections."""
+        return 0 if self.limit is None else max(0, num_kept - self.limit // 2)
 
 
 class Reply(Protocol):
     """An HTTP response whose body is still to come; `read` and `close` are steps."""
 
     response: Any
+    connections: Connections
 
     def read(self) -> Any:
         """The next bytes, or None at the end."""
@@ -105,7 +122,10 @@ class Resident:
             may_go_on = False
         if not may_go_on or any(event.name or event.data for event in self._events):
             # What follows comes at once, or is there.
-            following = yield from self._next_told()
+            try:
+                following = yield from self._next_told()
+            except Exception:  # the turn is whole
+                following = None
             if following is None or following.is_done:
                 yield from self.finish()
                 return

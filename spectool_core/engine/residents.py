@@ -30,6 +30,7 @@ class _Kept:
     place: Place
     loop: asyncio.AbstractEventLoop
     on_abort: Callable[[str], None]
+    on_take: Callable[[], None]
     is_kept: bool = True
     timer: asyncio.TimerHandle | None = field(default=None)
 
@@ -39,7 +40,8 @@ class Residents:
 
     Args:
         max_idle_s: seconds that one is kept; its next model call should come at once.
-        max_residents: as many are kept; the oldest is aborted for one more.
+        max_residents: as many are kept, and on one transport half of its connections; the oldest is aborted for one
+            more.
     """
 
     def __init__(self, *, max_idle_s: float = _MAX_IDLE_S, max_residents: int = _MAX_RESIDENTS) -> None:
@@ -52,7 +54,12 @@ class Residents:
         return len(self._kept)
 
     def keep(
-        self, resident: Resident, place: Place, loop: asyncio.AbstractEventLoop, on_abort: Callable[[str], None]
+        self,
+        resident: Resident,
+        place: Place,
+        loop: asyncio.AbstractEventLoop,
+        on_abort: Callable[[str], None],
+        on_take: Callable[[], None] = lambda: None,
     ) -> None:
         """Keep one whose turn has ended.
 
@@ -61,11 +68,15 @@ class Residents:
             place: whose next model call may take it.
             loop: the agent run's event loop.
             on_abort: is told why nobody took it: "expired", "too_many" or "run_ended".
+            on_take: is told that a model call took it.
         """
-        kept = _Kept(resident, place, loop, on_abort)
+        kept = _Kept(resident, place, loop, on_abort, on_take)
         with self._lock:
             self._kept[resident] = kept
             over = list(self._kept)[: -self._max_residents]
+            connections = resident.reply.connections
+            of_these = [each for each in self._kept if each.reply.connections is connections]
+            over += of_these[: connections.num_too_many(len(of_these))]
         run_on(loop, self._start_timer, kept)
         self._abort(over, "too_many")
 
@@ -73,7 +84,10 @@ class Residents:
         """Those of `place`, oldest first, which are the caller's from now on."""
         with self._lock:
             there = [kept.resident for kept in self._kept.values() if kept.place == place]
-        return [resident for resident in there if self._remove(resident) is not None]
+        taken = [kept for resident in there if (kept := self._remove(resident)) is not None]
+        for kept in taken:
+            kept.on_take()
+        return [kept.resident for kept in taken]
 
     def end_run(self, run: Hashable) -> None:
         """The agent run has ended: abort its streams."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from spectool_core.vllm.wire import DONE
 
 __all__ = ["EventSplitter", "MalformedStreamError", "ServerEvent"]
+
+
+# Not `splitlines`: JSON need not escape U+2028 and its like, which it takes for line ends too.
+_LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 class MalformedStreamError(Exception):
@@ -74,7 +79,7 @@ def _end_of_event(held: bytes) -> int | None:
 
 def _event(raw: bytes) -> ServerEvent:
     name, data = "", []
-    for line in raw.decode("utf-8", "replace").splitlines():
+    for line in _LINE_END.split(raw.decode("utf-8", "replace")):
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if field == "event":

@@ -12,9 +12,10 @@ from typing import Any, Self
 
 from spectool_core.engine.exchange import answered, piece_of, released
 from spectool_core.engine.outputs import Engine, EngineTurn, current_turn
-from spectool_core.engine.resident import Resident
+from spectool_core.engine.resident import Connections, Resident
 from spectool_core.engine.steps import arun_steps, run_steps
 from spectool_core.loops import run_on
+from spectool_core.vllm.wire import REPLY_HEADER
 
 __all__ = ["AsyncEngineTransport", "EngineTransport"]
 
@@ -32,13 +33,14 @@ class EngineTransport:
         self._inner = inner
         self._engine = engine
         self._owner = owner
+        self._connections = _connections_of(inner)
 
     def handle_request(self, request: Any) -> Any:
         """Answer `request`."""
         turn = _turn_of(request, self._engine)
         if turn is None:
             return self._inner.handle_request(request)
-        return run_steps(answered(request, turn, _SyncChannel(self._inner, request)))
+        return run_steps(answered(request, turn, _SyncChannel(self._inner, request, self._connections)))
 
     def close(self) -> None:
         """Do nothing."""
@@ -57,13 +59,14 @@ class AsyncEngineTransport:
         self._inner = inner
         self._engine = engine
         self._owner = owner
+        self._connections = _connections_of(inner)
 
     async def handle_async_request(self, request: Any) -> Any:
         """Answer `request`."""
         turn = _turn_of(request, self._engine)
         if turn is None:
             return await self._inner.handle_async_request(request)
-        return await arun_steps(answered(request, turn, _AsyncChannel(self._inner, request)))
+        return await arun_steps(answered(request, turn, _AsyncChannel(self._inner, request, self._connections)))
 
     async def aclose(self) -> None:
         """Do nothing."""
@@ -91,8 +94,9 @@ def _turn_of(request: Any, engine: Engine) -> EngineTurn | None:
 class _Channel:
     """What both kinds share: the HTTP library of one request."""
 
-    def __init__(self, inner: Any, request: Any) -> None:
+    def __init__(self, inner: Any, request: Any, connections: Connections) -> None:
         self.inner = inner
+        self.connections = connections
         self._library = _library_of(request)
 
     def whole(self, resident: Resident, body: bytes, status: int) -> Any:
@@ -106,36 +110,44 @@ class _Channel:
 
     def _response(self, resident: Resident, stream: Any) -> Any:
         head = resident.reply.response
+        headers = [(name, value) for name, value in head.headers.raw if name.lower() != REPLY_HEADER.lower().encode()]
         return self._library.Response(
-            head.status_code, headers=head.headers, stream=stream, extensions=dict(head.extensions)
+            head.status_code, headers=headers, stream=stream, extensions=dict(head.extensions)
         )
 
 
 class _SyncChannel(_Channel):
+    def can_read(self, resident: Resident) -> bool:
+        return isinstance(resident.reply, _SyncReply)
+
     def send(self, request: Any) -> Any:
         return self.inner.handle_request(request)
 
     def reply(self, response: Any, turn: EngineTurn) -> _SyncReply:
-        return _SyncReply(response, turn)
+        return _SyncReply(response, turn, self.connections)
 
     def streamed(self, resident: Resident, turn: EngineTurn) -> Any:
         return self._response(resident, _stream_types(self._library)[0](resident, turn))
 
 
 class _AsyncChannel(_Channel):
+    def can_read(self, resident: Resident) -> bool:
+        return isinstance(resident.reply, _AsyncReply)
+
     async def send(self, request: Any) -> Any:
         return await self.inner.handle_async_request(request)
 
     def reply(self, response: Any, turn: EngineTurn) -> _AsyncReply:
-        return _AsyncReply(response, turn)
+        return _AsyncReply(response, turn, self.connections)
 
     def streamed(self, resident: Resident, turn: EngineTurn) -> Any:
         return self._response(resident, _stream_types(self._library)[1](resident, turn))
 
 
 class _SyncReply:
-    def __init__(self, response: Any, turn: EngineTurn) -> None:
+    def __init__(self, response: Any, turn: EngineTurn, connections: Connections) -> None:
         self.response = response
+        self.connections = connections
         self._chunks = iter(response.stream)
         self._turn = turn
 
@@ -150,8 +162,9 @@ class _SyncReply:
 
 
 class _AsyncReply:
-    def __init__(self, response: Any, turn: EngineTurn) -> None:
+    def __init__(self, response: Any, turn: EngineTurn, connections: Connections) -> None:
         self.response = response
+        self.connections = connections
         self._chunks: Any = aiter(response.stream)
         self._turn = turn
 
@@ -175,7 +188,13 @@ class _AsyncReply:
         self._turn.engine.spawn(self.close(), self._turn.loop, None)
 
 
-_OF_STREAMS = frozenset({"content-type", "content-length", "transfer-encoding", "cache-control"})
+_OF_STREAMS = frozenset({"content-type", "content-length", "transfer-encoding", "cache-control", REPLY_HEADER.lower()})
+
+
+def _connections_of(transport: Any) -> Connections:
+    # Private in httpx; a transport that is not its own has a bound that is not known.
+    limit = getattr(getattr(transport, "_pool", None), "_max_connections", None)
+    return Connections(limit if isinstance(limit, int) else None)
 
 
 def _library_of(request: Any) -> Any:

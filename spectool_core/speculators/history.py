@@ -71,6 +71,7 @@ class HistorySpeculator:
 
     cpu_s = 0.001
     uses_model = False
+    num_first_turns = 100  # it begins with nothing, and learns from what it is asked
 
     def __init__(
         self,

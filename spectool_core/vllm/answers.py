@@ -8,8 +8,9 @@ from typing import Any
 
 from spectool_core.vllm.formats.format import load
 from spectool_core.vllm.rendering import Message
+from spectool_core.vllm.turns import keys_of
 
-__all__ = ["AnswerMessage", "calls_of", "event_data"]
+__all__ = ["AnswerMessage", "calls_of", "event_data", "single_pieces"]
 
 _DATA = "data: "
 
@@ -21,6 +22,24 @@ def event_data(event: str) -> dict[str, Any] | None:
         return None
     data = json.loads(text.removeprefix(_DATA))
     return data if isinstance(data, dict) else None
+
+
+def single_pieces(chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A chunk whose delta holds several pieces of calls as several chunks of one each, the last with the end.
+
+    vLLM puts them into one delta where many tokens come at a time, as accepted drafts do. Clients that know one token
+    at a time read the first alone (llama_index/llms/openai/utils.py, update_tool_calls).
+    """
+    choices = list(chunk.get("choices") or ())
+    delta = choices[0].get("delta") or {} if len(choices) == 1 else {}
+    pieces = delta.get("tool_calls") or ()
+    if len(pieces) < 2:
+        return [dict(chunk)]
+    begun = {**delta, "tool_calls": list(pieces[:1])}
+    deltas = [begun, *({"tool_calls": [piece]} for piece in pieces[1:])]
+    parts = [{**chunk, "choices": [{**choices[0], "delta": part, "finish_reason": None}]} for part in deltas]
+    parts[-1]["choices"][0]["finish_reason"] = choices[0].get("finish_reason")
+    return parts
 
 
 class AnswerMessage:
@@ -79,7 +98,10 @@ class AnswerMessage:
 
 
 def calls_of(message: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]] | None:
-    """The calls of an assistant message; None where there are none, or the arguments of one are no JSON object."""
+    """The calls of an assistant message; None where there are none, or the arguments of one are no JSON object.
+
+    Neither are those that have no key, such as half of a surrogate pair.
+    """
     calls: list[tuple[str, dict[str, Any]]] = []
     for call in message.get("tool_calls") or ():
         try:
@@ -89,4 +111,4 @@ def calls_of(message: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]] | N
         if not isinstance(arguments, dict):
             return None
         calls.append((call["function"]["name"], arguments))
-    return calls or None
+    return None if keys_of(calls) is None else calls or None

@@ -20,7 +20,7 @@ from spectool_core.vllm.chat import ToolChat, response_id_of
 from spectool_core.vllm.sequences import EngineCommands, EngineGoneError
 from spectool_core.vllm.settings import EngineSettings
 from spectool_core.vllm.tool_cache import CachedResponse, Limits, ToolCache
-from spectool_core.vllm.wire import OUTPUTS_PATH, SECRET_HEADER, WireError, read_tool_outputs
+from spectool_core.vllm.wire import OUTPUTS_PATH, REPLY_HEADER, SECRET_HEADER, WireError, read_tool_outputs
 
 __all__ = ["ToolCacheEndpoint"]
 
@@ -97,7 +97,7 @@ class ToolCacheEndpoint:
 
     async def _answer(self, request: ChatCompletionRequest, raw_request: Request) -> Any:
         if self._chat is None:
-            raise NotImplementedError("the model does not chat")
+            return await api_router.create_chat_completion(request, raw_request)
         return await _reply(self._chat.answer(request, raw_request))
 
     async def _post(self, response_id: str, raw_request: Request) -> dict[str, Any]:
@@ -186,6 +186,7 @@ async def _reply(result: Awaitable[Any]) -> Any:
 
 
 def _refusal(error: WireError) -> Any:
-    # The rest of a body that was not read is not waited for.
-    headers = {"Connection": "close"} if error.status == 413 else None
+    headers = {REPLY_HEADER: "1"}
+    if error.status == 413:
+        headers["Connection"] = "close"  # the rest of a body that was not read is not waited for
     return JSONResponse(error.body(), status_code=error.status, headers=headers)

@@ -17,6 +17,7 @@ SCHEDULER_METHODS = (
     "_update_request_with_output",
     "add_request",
     "finish_requests",
+    "reset_prefix_cache",
     "schedule",
 )
 SCHEDULER_ATTRIBUTES = (

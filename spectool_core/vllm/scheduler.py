@@ -256,16 +256,24 @@ class ToolCaching(StockMethods):
     def _yield_blocks(self, request: Any) -> bool:
         # Where nothing runs, sequences that go on could wait for each other's blocks for ever.
         candidates = [*self.tool_parked.values(), *(() if self.running else self._tool_resumed.values())]
-        for candidate in candidates:
-            if candidate is request or not candidate.num_computed_tokens:
-                continue
-            if self._request_blocks_can_be_freed(candidate):
-                self._free_request_blocks(candidate)
-                self.encoder_cache_manager.free(candidate)
-                candidate.num_computed_tokens = 0
-                self.tool_statistics.num_yielded += 1
-                return True
-        return False
+        return any(candidate is not request and self._yields(candidate) for candidate in candidates)
+
+    def _yields(self, candidate: Any) -> bool:
+        """Take the blocks of a sequence that waits; False where it has none, or they may still be written."""
+        if not candidate.num_computed_tokens or not self._request_blocks_can_be_freed(candidate):
+            return False
+        self._free_request_blocks(candidate)
+        self.encoder_cache_manager.free(candidate)
+        candidate.num_computed_tokens = 0
+        self.tool_statistics.num_yielded += 1
+        return True
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kwargs: Any) -> bool:
+        """The stock reset, which fails while anything holds blocks; sequences that wait give theirs as running ones."""
+        if reset_running_requests:
+            for waiting in (*self.tool_parked.values(), *self._tool_resumed.values()):
+                self._yields(waiting)
+        return bool(super().reset_prefix_cache(reset_running_requests, *args, **kwargs))
 
 
 def _left_alone(request: Any) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -204,12 +204,30 @@ class ToolCache:
     def post(self, response: CachedResponse, outputs: Iterable[ToolOutput]) -> int:
         """Take entries, all or none; returns how many were taken.
 
-        An output that is there stays what it is until it expires: the engine may have gone on from it.
+        An output that is there stays what it is until it expires: the engine may have gone on from it. An output that
+        is refused withdraws what was announced as pending, which nobody should wait for.
 
         Raises:
             WireError: 413 for an output that is too large, 503 if there is no room.
         """
         outputs = list(outputs)
+        try:
+            return self._take(response, outputs)
+        except WireError:
+            refused = [(output.turn, call_key(output.name, output.params)) for output in outputs if not output.pending]
+            self._withdraw(response, [place for place in refused if place in response.entries])
+            raise
+
+    def _withdraw(self, response: CachedResponse, places: Iterable[tuple[int | None, str]]) -> None:
+        pending = {place for place in places if response.entries[place].text is None}
+        for place in pending:
+            num_bytes = response.entries.pop(place).num_bytes
+            response.num_bytes -= num_bytes
+            self._num_bytes -= num_bytes
+        if pending and response.on_change is not None:
+            response.on_change()
+
+    def _take(self, response: CachedResponse, outputs: Sequence[ToolOutput]) -> int:
         for index, output in enumerate(outputs):
             size = len(output_text(output.output).encode())
             if size > self.limits.max_output_bytes:

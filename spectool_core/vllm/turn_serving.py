@@ -15,13 +15,13 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
-from spectool_core.vllm.answers import AnswerMessage, calls_of, event_data
+from spectool_core.vllm.answers import AnswerMessage, calls_of, event_data, single_pieces
 from spectool_core.vllm.plans import TurnStart
 from spectool_core.vllm.rendering import Message, ModelTokens, RenderingRefusedError
 from spectool_core.vllm.residents import Injection, Resident
 from spectool_core.vllm.sequences import EngineRequest, EngineSequence
 from spectool_core.vllm.turn_outputs import TurnReader
-from spectool_core.vllm.wire import REQUEST_ID_HEADER
+from spectool_core.vllm.wire import REQUEST_ID_HEADER, server_sent_event
 
 __all__ = ["RefusedAnswerError", "ResidentResponse", "TurnAnswer", "TurnClient", "TurnServer"]
 
@@ -179,7 +179,9 @@ class TurnAnswer:
             if data is not None:
                 self.has_failed |= "error" in data
                 self.answer.add(data)
-                yield event, data
+                parts = single_pieces(data)
+                for part in parts:
+                    yield event if len(parts) == 1 else server_sent_event(part), part
 
     def cancel(self) -> None:
         """Nobody reads on."""
@@ -287,6 +289,7 @@ def _left_alone(request: ChatCompletionRequest, prompt: Any, params: Any) -> str
         "prompt_logprobs": params.prompt_logprobs is not None,
         "stop": bool(params.stop) or bool(request.stop_token_ids) or params.ignore_eos,
         "continued_message": request.echo or request.continue_final_message or not request.add_generation_prompt,
+        "seeded_sampling": params.seed is not None and params.temperature > 0,
         "kv_transfer": request.kv_transfer_params is not None,
     }
     return next((reason for reason, applies in reasons.items() if applies), "")

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from spectool_core import HistorySpeculator
 from spectool_core.appraisal import Traits
 from spectool_core.load import Load
 from spectool_core.model import cycle_time
@@ -92,6 +93,22 @@ def test_one_that_uses_no_model_is_not_compared() -> None:
     for _ in range(500):
         gated.turn(Cell(1, 1, 0.1, 1), right=True)
     assert gated.reasons == [None] * 500
+
+
+@pytest.mark.parametrize(("num_first_turns", "num_asked"), [(8, 8), (100, 100)])
+def test_one_that_has_to_learn_first_says_how_long_it_is_asked(num_first_turns: int, num_asked: int) -> None:
+    gated = Gated(Traits(cpu_s=0.001, uses_model=False, num_first_turns=num_first_turns))
+    for _ in range(200):
+        gated.turn(Cell(1, 1, 0.001, 0), right=False)
+    assert gated.reasons[:num_asked] == [None] * num_asked
+    assert gated.reasons[num_asked] is not None
+
+
+def test_one_that_has_learned_goes_on_to_be_asked() -> None:
+    gated = Gated(Traits.of(HistorySpeculator()))
+    for turn in range(300):
+        gated.turn(Cell(1, 1, 0.001, 1), right=turn > 60)
+    assert gated.reasons == [None] * 300
 
 
 def test_before_there_is_evidence_nothing_is_held() -> None:

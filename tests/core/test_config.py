@@ -86,7 +86,10 @@ def test_an_engine_has_a_url_and_may_have_a_key() -> None:
         ("engine", {**ENGINE, "engine": "sglang"}),
         ("engine_url", {"engine": "vllm"}),
         ("engine_url", {"engine_url": "http://localhost:8000/v1"}),
-        *(("engine_url", {**ENGINE, "engine_url": url}) for url in ("localhost:8000", "ftp://x/v1", "http://", "", 7)),
+        *(
+            ("engine_url", {**ENGINE, "engine_url": url})
+            for url in ("localhost:8000", "http://localhost:8000", "ftp://x/v1", "http://", "", 7)
+        ),
         ("engine_api_key", {"engine_api_key": "secret"}),
         ("engine_api_key", {**ENGINE, "engine_api_key": ""}),
         ("engine_api_key", {**ENGINE, "engine_api_key": 7}),

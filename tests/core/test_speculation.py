@@ -126,7 +126,7 @@ def test_what_is_no_list_is_refused(field: str, value: object) -> None:
         "",
         "bedrock:nova",
     ],
-    ids=repr,
+    ids=lambda given: type(given).__name__,
 )
 def test_what_is_no_speculator_is_refused_and_what_is_one_is_said(speculator: object) -> None:
     with pytest.raises(ConfigurationError, match="allowed") as caught:

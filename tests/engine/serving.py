@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import socket
 import subprocess
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +13,9 @@ from typing import Any
 
 import httpx
 
+from examples.engine import server
 from examples.engine.smollm2 import TOOLS, messages
-from spectool_core.vllm.serve import server_command, server_environment
 from spectool_core.vllm.settings import EngineSettings
-
-START_S = 300
 
 
 @dataclass(frozen=True)
@@ -46,54 +40,12 @@ class Server:
         return httpx.AsyncClient(base_url=self.url, timeout=120, **options)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.contextmanager
 def serving(folder: Path, log: Path, level: str, *flags: str, **settings: Any) -> Iterator[Server]:
     """A server of the model in `folder`; `settings` are the plugin's."""
-    port = int(os.environ.get("SPECTOOL_TEST_PORT", "0")) or free_port()
-    url = f"http://127.0.0.1:{port}"
-    quiet = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-    told = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    environment = server_environment({**os.environ, **quiet, **told}, on_cpu=True)
-    given = ["--served-model-name", "smollm2", "--port", str(port), "--host", "127.0.0.1"]
-    given += ["--dtype", "float32", "--max-model-len", "4096", *flags]
     plugin = EngineSettings.model_validate({"level": level, **settings})
-    command = server_command(str(folder), given, plugin, on_cpu=True)
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
-        try:
-            _wait_until_healthy(url, process, log)
-            yield Server(url, "smollm2", level, process, log)
-        finally:
-            _stop(process)
-
-
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    until_s = time.monotonic() + START_S
-    while time.monotonic() < until_s:
-        if process.poll() is not None:
-            break
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        time.sleep(0.5)
-    raise RuntimeError(f"vLLM did not start:\n{log.read_text(errors='replace')[-4000:]}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    for signal_number in (signal.SIGINT, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal_number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-            break
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    with server.serving(folder, plugin, flags, log=log) as running:
+        yield Server(running.url, server.MODEL, level, running.process, running.log)
 
 
 @dataclass
@@ -199,6 +151,8 @@ class Response:
                 self.turns.append(turn)
             elif data != "[DONE]":
                 turn.chunks.append(data)
+                deltas = [choice.get("delta") or {} for choice in data.get("choices") or ()]
+                assert all(len(delta.get("tool_calls") or ()) <= 1 for delta in deltas)
             yield name, data
 
     async def read(self) -> list[Turn]:

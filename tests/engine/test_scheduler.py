@@ -303,6 +303,30 @@ def test_parked_sequences_give_their_blocks_first(folder: Path, script: Script) 
     engine.assert_nothing_left()
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_the_prefix_cache_is_reset_while_sequences_wait(
+    folder: Path, script: Script, mode: dict[str, Any], *, is_resumed: bool
+) -> None:
+    """As when new weights are loaded: no KV from before may stay."""
+    engine = Engine(folder, script, **mode)
+    prompt = calling_prompt(script)
+    (number,) = script.calls(prompt)
+    announce(engine, script, "r0")
+    engine.commands.expect("r0", [key(number)], None)
+    engine.add("r0", prompt, max_tokens=200, end_id=script.end)
+    engine.run()
+    if is_resumed:
+        assert engine.commands.resume("r0", 1, list(script.suffix(number)), 200)
+    assert not engine.scheduler.reset_prefix_cache(reset_running_requests=False)
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=False)
+    if not is_resumed:
+        assert engine.commands.resume("r0", 1, list(script.suffix(number)), 200)
+    engine.run()
+    assert check(engine, script, "r0", prompt) == 2
+    engine.assert_nothing_left()
+
+
 @pytest.mark.parametrize("num_blocks", range(16, 24))
 def test_sequences_that_go_on_do_not_wait_for_each_other(folder: Path, script: Script, num_blocks: int) -> None:
     engine = Engine(folder, script, num_blocks=num_blocks, max_model_len=240, prefix_caching=False)

@@ -192,6 +192,7 @@ async def test_a_budget_that_ends_in_a_turn_ends_it_as_ever(client: httpx.AsyncC
         ({"tool_choice": "none"}, "no_tools"),
         ({"n": 2, "temperature": 0.5}, "several_samples"),
         ({"ignore_eos": True}, "stop"),
+        ({"seed": 1, "temperature": 0.5}, "seeded_sampling"),
     ],
 )
 async def test_some_requests_are_left_alone(client: httpx.AsyncClient, fields: dict[str, Any], reason: str) -> None:

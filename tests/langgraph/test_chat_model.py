@@ -165,7 +165,11 @@ def handlers_in(callbacks: Any) -> Sequence[Any]:
     return list(getattr(callbacks, "handlers", callbacks) or [])
 
 
-@pytest.mark.parametrize("model", ["gpt", None, RunnableLambda(lambda x: x), object(), StrOutputParser()], ids=repr)
+@pytest.mark.parametrize(
+    "model",
+    ["gpt", None, RunnableLambda(lambda x: x), object(), StrOutputParser()],
+    ids=lambda given: type(given).__name__,
+)
 def test_what_is_not_a_chat_model(model: Any) -> None:
     node = SpeculativeToolNode(tools_of(), Speculation())
     with pytest.raises(ConfigurationError, match="allowed: a chat model"):

@@ -354,7 +354,7 @@ def test_any_object_with_the_protocol_is_taken_as_it_is() -> None:
         ScriptedChatModel(replies=[]).bind(tools=[]),
         lambda prompt, tools: [],
     ],
-    ids=repr,
+    ids=lambda given: type(given).__name__,
 )
 def test_what_is_no_speculator(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")

@@ -179,7 +179,7 @@ HANDLERS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("handler", HANDLERS, ids=repr)
+@pytest.mark.parametrize("handler", HANDLERS, ids=lambda given: getattr(given, "__name__", repr(given)))
 @pytest.mark.parametrize("predicted", [True, False])
 def test_errors_are_handled_as_the_stock_node_handles_them(handler: Any, predicted: bool) -> None:
     replies = [LOOK, Reply(calls=(Call("weigh", {"q": "b"}, "call_0"),)), DONE]

@@ -143,6 +143,18 @@ def test_too_large_an_output_is_refused_and_nothing_of_the_post_is_taken(
     assert cache.post(response, [output(output="é" * 50)]) == 1
 
 
+def test_an_output_that_is_refused_is_waited_for_no_more(cache: ToolCache, response: CachedResponse) -> None:
+    cache.post(response, [output("f", pending=True), output("g", pending=True), output("h", output="there")])
+    changes: list[None] = []
+    response.on_change = lambda: changes.append(None)
+    large = "x" * 101
+    assert refused(cache.post, response, [output("f", output=large), output("h", output=large)]) == 413
+    assert texts(cache, response) == {"g": None, "h": "there"}
+    assert len(changes) == 1
+    cache.end(response)
+    assert cache.num_bytes == 0
+
+
 def test_entries_and_bytes_are_bounded_and_come_back(cache: ToolCache, response: CachedResponse) -> None:
     for number in range(4):
         cache.post(response, [output(params={"n": number}, output="x" * 90)])

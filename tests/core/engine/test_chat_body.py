@@ -123,11 +123,17 @@ def test_an_answer_without_results_or_a_new_question_is_not_waited_for(other: li
         {"tool_choice": {"type": "function", "function": {"name": "search"}}},
         {"stop": ["x"]},
         {"response_format": {"type": "json_object"}},
+        {"seed": 1},
+        {"seed": 0, "temperature": 0.5},
     ],
 )
 def test_requests_that_the_engine_leaves_alone(changes: dict[str, Any]) -> None:
     assert parsed(asked(tool_choice="auto")).can_go_on
     assert not parsed(asked(**changes)).can_go_on
+
+
+def test_a_seed_decides_nothing_where_nothing_is_drawn() -> None:
+    assert parsed(asked(seed=1, temperature=0.0)).can_go_on
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"messages": 1}', b'{"messages": [1]}', b"\xff"])

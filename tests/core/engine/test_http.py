@@ -19,7 +19,7 @@ from spectool_core.calls import Prompt, ToolCall
 from spectool_core.engine import asking
 from spectool_core.events import EngineUnavailable, StreamAborted
 from spectool_core.runs import RunContext
-from spectool_core.testing import Answer, EngineBehaviour, EngineServer, HttpError, LeakCheck
+from spectool_core.testing import Answer, EngineBehaviour, EngineServer, HttpError, Latch, LeakCheck
 from tests.core.fakes import FakeToolbox
 from tests.pacing import ANSWERS, FINAL, GUESSES, Pace, asks, named, quiet, speculation_of
 
@@ -290,6 +290,163 @@ async def test_an_engine_that_never_goes_on_ends_the_response() -> None:
         await server.until(lambda counts: counts.num_completed_requests == 1)
         released.set()
         await running
+        await quiet(speculation)
+        assert server.statistics().num_requests == 2
+
+
+@BODIES
+async def test_the_replys_headers_are_stocks(body: dict[str, Any]) -> None:
+    """Frameworks can be told to keep them with the message."""
+    pace = Pace(ANSWERS, GUESSES, is_held=False)
+    async with LeakCheck(), EngineServer({"m": pace.script}) as server, a_client(server) as client:
+        speculation = speculation_of(server, GUESSES, pace)
+        agent = Agent(client, speculation)
+        agent.start_turn(asyncio.get_running_loop())
+        options = {"messages": agent.messages, **agent.body, **body}
+        reply = await agent.client.chat.completions.with_raw_response.create(**options)
+        parsed = reply.parse()
+        if body:
+            assert [chunk async for chunk in parsed]
+        assert "x-spectool" not in reply.headers
+        assert reply.headers["content-type"].startswith("text/event-stream" if body else "application/json")
+        asking(None)
+        speculation.end_run(agent.context)
+        await quiet(speculation)
+
+
+class Redirecting(httpx.AsyncBaseTransport):
+    """Sends what comes for an address to the same server under its name."""
+
+    def __init__(self) -> None:
+        self.inner = httpx.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.host == "127.0.0.1":
+            return httpx.Response(307, headers={"location": str(request.url.copy_with(host="localhost"))})
+        return await self.inner.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+@BODIES
+async def test_a_request_that_is_sent_elsewhere_is_the_users_own(body: dict[str, Any]) -> None:
+    pace = Pace(ANSWERS, GUESSES, is_held=False)
+    following = httpx.AsyncClient(transport=Redirecting(), follow_redirects=True)
+    async with LeakCheck(), EngineServer({"m": pace.script}) as server, a_client(server, following) as client:
+        speculation = speculation_of(server, GUESSES, pace)
+        await Agent(client, speculation, **body).run()
+        await quiet(speculation)
+        assert server.statistics().num_requests == 3
+        for request in server.requests:
+            assert not {"x-spectool-turns", "x-spectool-secret", "x-request-id"} & set(request.headers)
+
+
+class SentTwice(httpx.AsyncBaseTransport):
+    """As one that sends a request again while the server still has the first: its id is taken."""
+
+    def __init__(self) -> None:
+        self.inner = httpx.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if "x-request-id" in request.headers:
+            return httpx.Response(409, json={"error": {"code": "duplicate_id"}}, headers={"X-Spectool": "1"})
+        return await self.inner.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+@BODIES
+async def test_an_id_that_is_taken_is_no_error_of_the_users(body: dict[str, Any]) -> None:
+    pace = Pace(ANSWERS, GUESSES, is_held=False)
+    twice = httpx.AsyncClient(transport=SentTwice())
+    async with LeakCheck(), EngineServer({"m": pace.script}) as server, a_client(server, twice) as client:
+        speculation = speculation_of(server, GUESSES, pace)
+        agent = Agent(client, speculation, **body)
+        await agent.run()
+        await quiet(speculation)
+        assert agent.messages[-1]["content"] == FINAL.text
+
+
+@pytest.mark.parametrize("order", [[True, False, True], [False, True, False]])
+async def test_a_stream_is_left_by_a_client_that_cannot_read_it(order: list[bool]) -> None:
+    """One node asks through the sync client and the async one in turn."""
+    pace = Pace(ANSWERS, GUESSES, is_held=True)
+    async with LeakCheck(), EngineServer({"m": pace.script}) as server, a_client(server) as client:
+        with httpx.Client() as http_client:
+            blocking = openai.OpenAI(base_url=server.base_url, api_key="key", max_retries=0, http_client=http_client)
+            speculation = speculation_of(server, GUESSES, pace)
+            agent = Agent(client, speculation)
+            ask_blocking = speculation.engine.adopt(blocking).chat.completions.create  # type: ignore[union-attr]
+            for is_async in order:
+                turn = agent.start_turn(asyncio.get_running_loop())
+                options = {"messages": agent.messages, **agent.body}
+                if is_async:
+                    reply = await agent.client.chat.completions.create(**options)
+                else:
+                    reply = await asyncio.to_thread(ask_blocking, **options)
+                calls = agent.take(reply)
+                turn.answer(calls)
+                for call in calls:
+                    agent.give(call, (await turn.claim(call)).result)
+            asking(None)
+            speculation.end_run(agent.context)
+            await quiet(speculation)
+            assert agent.messages[-1]["content"] == FINAL.text
+            assert server.statistics().num_requests == 3
+            assert pace.of(EngineUnavailable) == []
+            assert [event.reason for event in pace.of(StreamAborted)] == ["different_request"] * 2
+
+
+async def test_a_stream_that_stays_is_not_in_the_way_of_other_requests() -> None:
+    """A tool asks the same server through the same client, which has one connection."""
+    http_client = httpx.AsyncClient(limits=httpx.Limits(max_connections=1), timeout=5.0)
+    pace = Pace([asks("a"), FINAL], [["a"]], is_held=True)
+    async with LeakCheck(), EngineServer({"m": pace.script}) as server, a_client(server, http_client) as client:
+        speculation = speculation_of(server, [["a"]], pace)
+        agent = Agent(client, speculation)
+        agent.start_turn(asyncio.get_running_loop())
+        pace.open()
+        await agent.client.chat.completions.create(messages=agent.messages, **agent.body)
+        asking(None)
+        await client.models.list()
+        speculation.end_run(agent.context)
+        await quiet(speculation)
+
+
+async def test_a_call_that_somebody_else_answers_is_not_waited_for() -> None:
+    """As by a middleware with a limit or a cache of its own, while the early run goes on and the engine holds."""
+    pace = Pace([asks("a"), FINAL], [["a"]], is_held=False)
+    behaviour = EngineBehaviour(hold_s=60.0)
+    released = asyncio.Event()
+
+    async def lookup(q: str) -> str:
+        await released.wait()
+        return f"found {q}"
+
+    async with LeakCheck(), EngineServer({"m": pace.script}, behaviour) as server, a_client(server) as client:
+        speculation = speculation_of(server, [["a"]], pace)
+        agent = Agent(client, speculation, stream=True)
+        agent.toolbox.add_function("lookup", lookup, parameters={"q"})
+        latch = pace.latches[0] = Latch()
+        pace.script[0] = Answer(tool_calls=pace.script[0].tool_calls, latch=latch)
+        turn = agent.start_turn(asyncio.get_running_loop())
+        asked = asyncio.create_task(agent.client.chat.completions.create(messages=agent.messages, **agent.body))
+        await server.until_engine(lambda counts: counts.num_pending == 1)
+        latch.open()
+        (call,) = agent.take([chunk async for chunk in await asked])
+        turn.answer([call])
+        await server.until_engine(lambda counts: counts.num_parked == 1)
+        agent.give(call, "the limit is reached")
+        async with asyncio.timeout(20.0):
+            agent.start_turn(asyncio.get_running_loop())
+            reply = await agent.client.chat.completions.create(messages=agent.messages, **agent.body)
+            assert agent.take([chunk async for chunk in reply]) == []
+        asking(None)
+        released.set()
+        speculation.end_run(agent.context)
+        turn.settle()
         await quiet(speculation)
         assert server.statistics().num_requests == 2
 

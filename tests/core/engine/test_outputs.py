@@ -19,6 +19,7 @@ from spectool_core.events import EngineUnavailable, Event, OutputsPosted
 from spectool_core.runs import RunContext
 from spectool_core.turn import Turn
 from spectool_core.vllm.wire import MAX_OUTPUT_BYTES
+from tests.core.engine.test_residents import resident
 from tests.core.fakes import PROMPT, RUN, FakeToolbox, FromFunction, Predicts, call, search, start, virtual
 
 ADDRESS = Address("http://engine/x", ())
@@ -192,6 +193,16 @@ async def test_runs_that_the_answer_itself_begins_are_not_spoken_of() -> None:
 
 
 @virtual
+async def test_an_output_that_the_answer_asks_for_twice_is_told_once() -> None:
+    turn, engine = begin("x")
+    await asyncio.sleep(2.0)
+    turn.answer([call(query="x", id="1"), call(query="x", id="2")])
+    assert [(await turn.claim(call(query="x"))).outcome for _ in range(2)] == ["hit", "hit"]
+    await asyncio.sleep(0)
+    assert engine.told == [("x", "pending"), ("x", "x#1")]
+
+
+@virtual
 async def test_the_output_of_a_joined_run_is_posted_though_the_turn_is_settled() -> None:
     engine = Engine(is_slow=True)
     turn, _ = begin("x", engine=engine)
@@ -204,6 +215,31 @@ async def test_the_output_of_a_joined_run_is_posted_though_the_turn_is_settled()
     engine.answer(turn.engine_turn)
     await asyncio.sleep(0)
     assert engine.told == [("x", "pending"), ("x", "x#1")]
+
+
+@virtual
+async def test_the_next_model_call_waits_for_no_tool_that_still_runs() -> None:
+    turn, engine = begin("x")
+    await asyncio.sleep(0.5)
+    turn.answer([call(query="x")])  # and somebody else answers it
+    assert turn.engine_turn is not None
+    kept = resident()
+    turn.engine_turn.keep(kept)
+    assert engine.residents.take(turn.engine_turn.place) == [kept]
+    await asyncio.sleep(0)
+    assert engine.told == [("x", "pending"), ("x", "withdrawn")]
+    turn.settle()
+
+
+@virtual
+async def test_a_join_that_is_cancelled_is_withdrawn_though_the_turn_is_settled() -> None:
+    turn, engine = begin("x")
+    await asyncio.sleep(0.5)
+    turn.answer([call(query="x")])
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(turn.claim(call(query="x")), 0.1)
+    await asyncio.sleep(0.1)
+    assert engine.told == [("x", "pending"), ("x", "withdrawn")]
 
 
 @pytest.mark.parametrize("value", [7, None, ["text"], "x" * (MAX_OUTPUT_BYTES + 1)])

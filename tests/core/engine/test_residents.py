@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from spectool_core.engine.chat_body import ChatBody
 from spectool_core.engine.endpoint import Address
-from spectool_core.engine.resident import Resident
+from spectool_core.engine.resident import Connections, Resident
 from spectool_core.engine.residents import Place, Residents
+from spectool_core.engine.steps import run_steps
 from tests.core.fakes import virtual
 
 HERE = Place("run", "agent")
@@ -19,7 +22,8 @@ class Reply:
 
     response = None
 
-    def __init__(self) -> None:
+    def __init__(self, connections: Connections | None = None) -> None:
+        self.connections = connections or Connections()
         self.num_abandoned = 0
 
     def read(self) -> Any:
@@ -31,9 +35,9 @@ class Reply:
         self.num_abandoned += 1
 
 
-def resident() -> Resident:
+def resident(connections: Connections | None = None) -> Resident:
     body = ChatBody({}, messages=(), roles=(), is_streamed=True, can_go_on=True)
-    return Resident(Reply(), body, Address("", ()), lambda _: None)
+    return Resident(Reply(connections), body, Address("", ()), lambda _: None)
 
 
 class Kept:
@@ -44,12 +48,42 @@ class Kept:
         self.reasons: list[tuple[int, str]] = []
         self.made: list[Resident] = []
 
-    def keep(self, place: Place = HERE) -> Resident:
-        made, number = resident(), len(self.made)
+    def keep(self, place: Place = HERE, connections: Connections | None = None) -> Resident:
+        made, number = resident(connections), len(self.made)
         self.made.append(made)
         loop = asyncio.get_running_loop()
         self.residents.keep(made, place, loop, lambda reason: self.reasons.append((number, reason)))
         return made
+
+
+class Cut(Reply):
+    """A response that breaks behind what has come."""
+
+    def __init__(self, received: bytes) -> None:
+        super().__init__()
+        self.received: list[bytes] = [received]
+
+    def read(self) -> bytes:
+        if not self.received:
+            raise ConnectionError("cut")
+        return self.received.pop()
+
+    def close(self) -> None:
+        self.num_abandoned += 1
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_turn_that_is_whole_is_not_lost_with_its_connection(*, is_streamed: bool) -> None:
+    reply = Cut(b'data: {"choices": []}\n\nevent: spectool.turn\ndata: {"turn": 1, "finish_reason": "stop"}\n\n')
+    body = ChatBody({}, messages=(), roles=(), is_streamed=is_streamed, can_go_on=True)
+    cut = Resident(reply, body, Address("", ()), lambda _: None)
+    if is_streamed:
+        assert run_steps(cut.piece()) == b'data: {"choices": []}\n\n'
+        assert run_steps(cut.piece()) == b"data: [DONE]\n\n"
+        assert run_steps(cut.piece()) is None
+    else:
+        assert run_steps(cut.whole()) == b'{"choices": []}'
+    assert reply.num_abandoned == 1
 
 
 @virtual
@@ -91,6 +125,17 @@ async def test_the_oldest_goes_where_there_are_too_many() -> None:
         kept.keep()
     assert kept.reasons == [(0, "too_many"), (1, "too_many")]
     assert len(kept.residents) == 2
+    kept.residents.end_run("run")
+
+
+@virtual
+async def test_half_of_a_transports_connections_are_left_to_others() -> None:
+    kept, few = Kept(), Connections(5)
+    kept.keep()
+    for _ in range(4):
+        kept.keep(connections=few)
+    assert kept.reasons == [(1, "too_many"), (2, "too_many")]
+    assert len(kept.residents) == 3
     kept.residents.end_run("run")
 
 

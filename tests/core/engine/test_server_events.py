@@ -22,7 +22,7 @@ def test_events_are_whole_however_the_bytes_come(events: list[tuple[str, object,
     pieces = []
     for name, data, end in events:
         head = f"event: {name}{end}" if name else ""
-        pieces.append(f"{head}data: {json.dumps(data)}{end}{end}".encode())
+        pieces.append(f"{head}data: {json.dumps(data, ensure_ascii=False)}{end}{end}".encode())
     stream = b"".join(pieces)
     splitter, got, at = EventSplitter(), [], 0
     for size in [*cuts, len(stream)]:
@@ -30,6 +30,13 @@ def test_events_are_whole_however_the_bytes_come(events: list[tuple[str, object,
         at += size
     assert [(event.name, json.loads(event.data)) for event in got] == [(name, data) for name, data, _ in events]
     assert b"".join(event.raw for event in got) + splitter.rest == stream
+
+
+@pytest.mark.parametrize("text", ["\u2028", "\u2029", "\x85"])
+def test_what_is_a_line_end_to_python_alone_is_text(text: str) -> None:
+    """JSON need not escape it, and vLLM does not."""
+    (event,) = EventSplitter().feed(f'data: {{"content": "a{text}b"}}\n\n'.encode())
+    assert event.parsed() == {"content": f"a{text}b"}
 
 
 def test_what_has_not_ended_is_kept() -> None:
