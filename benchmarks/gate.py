@@ -145,12 +145,13 @@ def _print_row(cell: Cell, stock: Population, ours: Population, again: Populatio
     spread = max(1.0, median(again.rounds_s) / median(stock.rounds_s), median(stock.rounds_s) / median(again.rounds_s))
     generation_s = (median(stock.rounds_s) - NUM_TURNS * cell.tool_s) / (NUM_TURNS + 1)
     times = {"generation_s": generation_s, "tool_s": cell.tool_s}
-    speculator_s = cell.speculator_share * cell.generation_s
+    held = ours.speculation.statistics().assessments if ours.speculation is not None else ()
+    measured_s = [each.speculator_s for each in held if each.speculator_s is not None]
+    speculator_s = min(measured_s, default=cell.speculator_share * cell.generation_s)
     hits = mean(ours.hits)
     without_s = run_time(NUM_TURNS, 0, speculator_s=speculator_s, **times)
     with_s = run_time(NUM_TURNS, NUM_TURNS, speculator_s=speculator_s, **times)
     expected = (without_s + (with_s - without_s) * hits / NUM_TURNS) / run_standard_time(NUM_TURNS, **times)
-    held = ours.speculation.statistics().assessments if ours.speculation is not None else ()
     on = "on" if any(each.on for each in held) else "off"
     print(
         f"{cell.name:38s} {cell.num_agents:3d} {cell.generation_s:4.1f} {cell.speculator_share:4.1f} {cell.tool_s:5.2f}"
@@ -196,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_options(parser)
-    parser.add_argument("--rounds", type=int, default=4, help="measured conversations of each agent")
+    parser.add_argument("--rounds", type=int, default=3, help="measured conversations of each agent")
     parser.add_argument("--cell", action="append", help="a part of a cell's name, to measure some only")
     given, _ = parser.parse_known_args(arguments)
     framework = load(given.framework)

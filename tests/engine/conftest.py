@@ -22,6 +22,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "default")
 
 
+# Read by vLLM when it is imported: engines in this process, small and quiet ones, several of them.
+IN_PROCESS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+for name, value in IN_PROCESS.items():
+    os.environ.setdefault(name, value)
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M, converted once where SPECTOOL_MODEL_FOLDER names a folder."""

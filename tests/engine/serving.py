@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,15 @@ class Response:
         reply = await self.client.get(self.path, headers={**self.headers, "X-Spectool-Secret": self.secret})
         reply.raise_for_status()
         return dict(reply.json())
+
+    async def status_when(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The status, once it is as it is to become; the server notes an end a moment after the stream's."""
+        for _ in range(100):
+            status = await self.status()
+            if holds(status):
+                return status
+            await asyncio.sleep(0.05)
+        raise AssertionError(status)
 
     async def events(self) -> AsyncIterator[tuple[str | None, Any]]:
         """Each event's name and data, until `[DONE]`; `turns` grows as they come."""
