@@ -160,9 +160,16 @@ async def compare(url: str, framework: str, cities: Sequence[str], tool_s: float
             f" of stock, {len(weathers[kind].runs)} runs of the tool{told}",
             flush=True,
         )
-    equal = all(answers[kind] == answers["stock"] for kind in KINDS)
-    print(f"{framework:10s} the answers are {'equal' if equal else 'NOT EQUAL'}", flush=True)
-    return equal
+    different = [
+        f"{kind}: {city}: {ours!r}, stock: {stock!r}"
+        for kind in KINDS
+        for city, ours, stock in zip(cities, answers[kind], answers["stock"], strict=True)
+        if ours != stock
+    ]
+    print(
+        f"{framework:10s} the answers are {'NOT EQUAL' if different else 'equal'}", *different, sep="\n  ", flush=True
+    )
+    return not different
 
 
 async def _all(url: str, given: argparse.Namespace) -> int:
@@ -178,8 +185,9 @@ def main() -> int:
     parser.add_argument("--tool-s", type=float, default=1.0)
     parser.add_argument("--questions", type=int, default=len(CITIES))
     given = parser.parse_args()
-    print(f"starting vLLM with {given.model} at level {given.level} ...", flush=True)
+    print(f"starting vLLM with {given.model} at level {given.level}, about half a minute ...", flush=True)
     with serving(given.model, EngineSettings(level=given.level, hold_s=max(2.0, 2 * given.tool_s))) as server:
+        print(f"asking {given.questions} questions, each of stock, client mode and engine mode ...", flush=True)
         return asyncio.run(_all(server.url, given))
 
 

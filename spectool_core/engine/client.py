@@ -24,6 +24,18 @@ __all__ = ["EngineClient", "engine_client"]
 
 _POST_TIMEOUT_S = 5.0
 
+_IN_WORDS = {
+    "plugin_absent": "the server answers, but without the plugin; start it with `spectool serve`",
+    "unreachable": "no connection to the server",
+    "cut": "the server closed a stream before its end",
+    "malformed": "the server's stream is not what the plugin sends",
+    "other_url": "the main model is asked at another URL; engine_url must be its base_url",
+    "request_not_seen": "the main model's request did not come by; it must be a model over the openai package, in a"
+    " graph of one's own made by speculative_model()",
+    "post_failed": "the server did not take a tool's output in time",
+    "post_refused": "the server refused a tool's output with this HTTP status",
+}
+
 _logger = logging.getLogger("spectool")
 
 
@@ -76,7 +88,13 @@ class EngineClient:
         """Tell the user, once."""
         if not self._has_warned:
             self._has_warned = True
-            _logger.warning("engine mode is not available at %s (%s): client mode", self.endpoint.url, reason)
+            words = _IN_WORDS[reason.rstrip("_0123456789")]
+            _logger.warning(
+                "engine mode is not available at %s: %s (%s). Such turns are client mode's; this is said once",
+                self.endpoint.url,
+                words,
+                reason,
+            )
 
     def post(self, turn: EngineTurn, address: Address, entries: list[dict[str, Any]]) -> None:
         """See `Engine.post`."""

@@ -255,6 +255,8 @@ class EngineTurn:
         elif self._is_open and not self._has_answer:
             self._is_open = False
             self.unavailable("post_failed" if status is None else f"post_refused_{status}")
+            if self._address is not None:  # of what it took before, it must not wait for the rest
+                self.engine.end(self._address, self.loop)
 
 
 def _content_of(run: Run) -> str | None:

@@ -24,14 +24,14 @@ class Connections:
     """The connections of one transport.
 
     Args:
-        limit: as many are open at once; None where that is not bounded, or not known.
+        limit: as many are open at once.
     """
 
-    limit: int | None = None
+    limit: int
 
     def num_too_many(self, num_kept: int) -> int:
         """How many of `num_kept` streams that nobody reads have to go, so that others find half of the connections."""
-        return 0 if self.limit is None else max(0, num_kept - self.limit // 2)
+        return max(0, num_kept - self.limit // 2)
 
 
 class Reply(Protocol):

@@ -191,10 +191,14 @@ class _AsyncReply:
 _OF_STREAMS = frozenset({"content-type", "content-length", "transfer-encoding", "cache-control", REPLY_HEADER.lower()})
 
 
+_DEFAULT_MAX_CONNECTIONS = 100
+"""httpx's; taken to be that of a transport of the user's own, too."""
+
+
 def _connections_of(transport: Any) -> Connections:
-    # Private in httpx; a transport that is not its own has a bound that is not known.
-    limit = getattr(getattr(transport, "_pool", None), "_max_connections", None)
-    return Connections(limit if isinstance(limit, int) else None)
+    pool = getattr(getattr(transport, "_pool", None), "_max_connections", None)  # httpx and httpx2, private there
+    limits = getattr(getattr(transport, "limits", None), "max_connections", None)  # httpx-aiohttp
+    return Connections(next((limit for limit in (pool, limits) if isinstance(limit, int)), _DEFAULT_MAX_CONNECTIONS))
 
 
 def _library_of(request: Any) -> Any:

@@ -10,8 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 __all__ = [
     "DONE",
+    "DONE_EVENT",
     "ID_PREFIX",
     "INJECTED_EVENT",
+    "MAX_ENTRIES",
     "MAX_OUTPUT_BYTES",
     "OUTPUTS_PATH",
     "REPLY_HEADER",
@@ -42,6 +44,10 @@ OUTPUTS_PATH = "/cache-tool-output/"
 TURN_EVENT = "spectool.turn"
 INJECTED_EVENT = "spectool.injected"
 DONE = "[DONE]"
+DONE_EVENT = f"data: {DONE}\n\n"
+
+MAX_ENTRIES = 64
+"""Outputs that an engine with default settings keeps for one response."""
 
 MAX_OUTPUT_BYTES = 1 << 20
 """Outputs above this are refused by an engine with default settings."""
@@ -52,7 +58,7 @@ class WireError(Exception):
 
     Args:
         status: 401 key, 404 unknown id or wrong secret, 409 finished or in use, 413 too large, 422 with the field,
-            503 full.
+            503 full, or the engine is gone.
         message: what is wrong and what is allowed.
         code: for programs.
         param: the field, where there is one.

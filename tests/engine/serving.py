@@ -42,10 +42,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, log: Path, level: str, *flags: str, **settings: Any) -> Iterator[Server]:
+def serving(
+    folder: Path, log: Path, level: str, *flags: str, port: int | None = None, **settings: Any
+) -> Iterator[Server]:
     """A server of the model in `folder`; `settings` are the plugin's."""
     plugin = EngineSettings.model_validate({"level": level, **settings})
-    with server.serving(folder, plugin, flags, log=log) as running:
+    with server.serving(folder, plugin, flags, port=port, log=log) as running:
         yield Server(running.url, server.MODEL, level, running.process, running.log)
 
 

@@ -399,9 +399,10 @@ async def test_a_stream_is_left_by_a_client_that_cannot_read_it(order: list[bool
             assert [event.reason for event in pace.of(StreamAborted)] == ["different_request"] * 2
 
 
-async def test_a_stream_that_stays_is_not_in_the_way_of_other_requests() -> None:
+@pytest.mark.parametrize("client_class", [httpx.AsyncClient, openai.DefaultAioHttpClient])
+async def test_a_stream_that_stays_is_not_in_the_way_of_other_requests(client_class: Any) -> None:
     """A tool asks the same server through the same client, which has one connection."""
-    http_client = httpx.AsyncClient(limits=httpx.Limits(max_connections=1), timeout=5.0)
+    http_client = client_class(limits=httpx.Limits(max_connections=1), timeout=5.0)
     pace = Pace([asks("a"), FINAL], [["a"]], is_held=True)
     async with LeakCheck(), EngineServer({"m": pace.script}) as server, a_client(server, http_client) as client:
         speculation = speculation_of(server, [["a"]], pace)

@@ -35,6 +35,7 @@ class Engine:
     events: list[Event] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     posts: list[list[dict[str, Any]]] = field(default_factory=list)
+    ended: list[Address] = field(default_factory=list)
     status: int | None = 200
     is_slow: bool = False
 
@@ -48,6 +49,9 @@ class Engine:
         self.posts.append(entries)
         if not self.is_slow:
             self.answer(turn)
+
+    def end(self, address: Address, loop: asyncio.AbstractEventLoop) -> None:
+        self.ended.append(address)
 
     def answer(self, turn: EngineTurn) -> None:
         turn.posted(self.status, sum("output" in entry for entry in self.posts[-1]))
@@ -335,6 +339,7 @@ def test_a_refused_post_ends_the_posts_of_its_turn(status: int | None, reason: s
         assert engine.told == [("x", "pending")]
         reasons = [event.reason for event in engine.events if isinstance(event, EngineUnavailable)]
         assert reasons == engine.warnings == ([] if reason is None else [reason])
+        assert engine.ended == ([] if reason is None else [ADDRESS])  # nor does the engine wait for what it took
         turn.settle()
 
     check()

@@ -23,7 +23,7 @@ class Reply:
     response = None
 
     def __init__(self, connections: Connections | None = None) -> None:
-        self.connections = connections or Connections()
+        self.connections = connections or Connections(1000)
         self.num_abandoned = 0
 
     def read(self) -> Any:
