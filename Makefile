@@ -46,9 +46,10 @@ format: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo $(ARGS)
 
-# Engine mode on vLLM itself with a small real model, on a CPU: needs 4 GB of disk and about 10 minutes.
+# Engine mode on vLLM itself with a small real model, on a CPU: needs 5 GB of disk and about 10 minutes.
 test-engine: $(MODEL)/spectool-complete
-	SPECTOOL_MODEL_FOLDER=$(MODEL) VLLM_LOGGING_LEVEL=ERROR $(ENGINE_BIN)/python -m pytest tests/engine $(ARGS)
+	SPECTOOL_MODEL_FOLDER=$(MODEL) VLLM_LOGGING_LEVEL=ERROR \
+		$(ENGINE_BIN)/python -m pytest --numprocesses 2 --dist loadgroup tests/engine $(ARGS)
 
 # The same agents against a server of that model: stock, client mode, engine mode.
 engine: $(MODEL)/spectool-complete

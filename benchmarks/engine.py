@@ -13,22 +13,26 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 
 from examples.engine.server import MODEL, serving
 from examples.engine.smollm2 import TOOLS, messages
 from spectool_core.vllm.settings import EngineSettings, Level
+from spectool_core.vllm.wire import ID_PREFIX, OUTPUTS_PATH, REQUEST_ID_HEADER, SECRET_HEADER, TURNS_HEADER
 
 __all__ = ["main"]
 
 CITIES = ("London", "Tokyo", "Lima", "Madrid")
 LEVELS: tuple[Level, ...] = ("sessions", "o3", "o2+o3")
+
+Ask: TypeAlias = Callable[..., Awaitable[str]]
+"""Asks one `Question` through an HTTP client, and gives the text that is to be the same in all ways of asking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Question:
 
     Args:
         city: asked for.
-        repeat: makes the tool's output unique.
+        repeat: makes the tool's output unique; an answer that repeats it is comparable without.
         padding: words that make the output long.
         tool_s: how long the tool takes, from the moment the model is asked.
     """
@@ -69,24 +73,24 @@ async def client_path(client: httpx.AsyncClient, question: Question) -> str:
     first = await _chat(client, question.body)
     message = first["choices"][0]["message"]
     await tool
-    (call,) = message["tool_calls"]
+    call = _the_call(message, question)
     answered = [
         *question.body["messages"],
         {"role": "assistant", "content": message["content"] or "", "tool_calls": message["tool_calls"]},
         {"role": "tool", "tool_call_id": call["id"], "content": question.output},
     ]
-    return _text(await _chat(client, {**question.body, "messages": answered}))
+    return _text(await _chat(client, {**question.body, "messages": answered}), question)
 
 
 async def engine_path(client: httpx.AsyncClient, question: Question) -> str:
     """One request whose sequence goes on inside the engine; returns the answer."""
     request_id, secret = uuid.uuid4().hex, uuid.uuid4().hex
-    headers = {"X-Request-Id": request_id, "X-Spectool-Secret": secret, "X-Spectool-Turns": "1"}
+    headers = {REQUEST_ID_HEADER: request_id, SECRET_HEADER: secret, TURNS_HEADER: "1"}
     entry = {"name": "get_weather", "params": {"city": question.city}}
 
     async def post(more: Mapping[str, Any]) -> None:
-        path = f"/cache-tool-output/chatcmpl-{request_id}"
-        reply = await client.post(path, json=[{**entry, **more}], headers={"X-Spectool-Secret": secret})
+        path = f"{OUTPUTS_PATH}{ID_PREFIX}{request_id}"
+        reply = await client.post(path, json=[{**entry, **more}], headers={SECRET_HEADER: secret})
         reply.raise_for_status()
 
     async def run_tool() -> None:
@@ -103,15 +107,15 @@ async def engine_path(client: httpx.AsyncClient, question: Question) -> str:
     turns = [turn for turn in map(json.loads, events) if turn.get("object") == "chat.completion"]
     if len(turns) != 2:
         raise AssertionError(f"{question.city}: {len(turns)} turns")
-    return _text(turns[-1])
+    _the_call(turns[0]["choices"][0]["message"], question)
+    return _text(turns[-1], question)
 
 
 async def one_turn(client: httpx.AsyncClient, question: Question, *, announced: bool) -> str:
     """The first request alone, with or without a tool cache that stays empty."""
-    headers = {"X-Request-Id": uuid.uuid4().hex, "X-Spectool-Secret": uuid.uuid4().hex} if announced else {}
-    return json.dumps(
-        (await _chat(client, question.body, headers))["choices"][0]["message"]["tool_calls"][0]["function"]
-    )
+    headers = {REQUEST_ID_HEADER: uuid.uuid4().hex, SECRET_HEADER: uuid.uuid4().hex} if announced else {}
+    message = (await _chat(client, question.body, headers))["choices"][0]["message"]
+    return json.dumps(_the_call(message, question)["function"])
 
 
 async def _chat(client: httpx.AsyncClient, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
@@ -119,14 +123,24 @@ async def _chat(client: httpx.AsyncClient, body: Mapping[str, Any], headers: Map
     return reply.raise_for_status().json()
 
 
-def _text(completion: Mapping[str, Any]) -> str:
-    return str(completion["choices"][0]["message"]["content"])
+def _the_call(message: Mapping[str, Any], question: Question) -> Any:
+    """The one call of a turn, which is the one that the question is about."""
+    (call,) = message["tool_calls"]
+    function = call["function"]
+    assert (function["name"], json.loads(function["arguments"])) == ("get_weather", {"city": question.city}), call
+    return call
 
 
-async def timed(path: Any, client: httpx.AsyncClient, questions: Sequence[Question], **more: Any) -> tuple[float, Any]:
+def _text(completion: Mapping[str, Any], question: Question) -> str:
+    return str(completion["choices"][0]["message"]["content"]).replace(question.repeat, "")
+
+
+async def timed(
+    ask: Ask, client: httpx.AsyncClient, questions: Sequence[Question], **more: Any
+) -> tuple[float, list[str]]:
     """Seconds until all questions, asked at once, are answered; and the answers."""
     started_s = time.perf_counter()
-    answers = await asyncio.gather(*(path(client, question, **more) for question in questions))
+    answers = await asyncio.gather(*(ask(client, question, **more) for question in questions))
     return time.perf_counter() - started_s, answers
 
 
@@ -141,17 +155,20 @@ async def measure(
     client: httpx.AsyncClient, level: Level, num_requests: int, padding: int, tool_s: float, num_repeats: int
 ) -> None:
     """Print one row."""
-    times: dict[Any, list[float]] = {client_path: [], engine_path: []}
-    counts: dict[Any, dict[str, int]] = {client_path: {}, engine_path: {}}
-    for number in range(-1, num_repeats):
+    times: dict[Ask, list[float]] = {client_path: [], engine_path: []}
+    counts: dict[Ask, dict[str, int]] = {client_path: {}, engine_path: {}}
+    answers: dict[Ask, list[str]] = {client_path: [], engine_path: []}
+    for number in range(-1, num_repeats):  # the first warms up
         for path in (client_path, engine_path)[:: 1 if number % 2 else -1]:
             repeat = f"{number}-{path.__name__}-{level}-{num_requests}"
             questions = [Question(city, repeat, padding, tool_s) for city in CITIES[:num_requests]]
             await steps(client, level)
-            seconds, _ = await timed(path, client, questions)
+            seconds, said = await timed(path, client, questions)
+            answers[path] += said
             if number >= 0:
                 times[path].append(seconds)
                 counts[path] = await steps(client, level)
+    num_different = sum(ours != theirs for ours, theirs in zip(answers[engine_path], answers[client_path], strict=True))
     ratios = [ours / theirs for ours, theirs in zip(times[engine_path], times[client_path], strict=True)]
     low, middle, high = quantiles(ratios, n=4)
     shown = " ".join(
@@ -159,7 +176,8 @@ async def measure(
     )
     print(
         f"{level:9s} {num_requests:8d} {padding:7d} {tool_s:5.1f} {median(times[client_path]):8.2f}"
-        f" {median(times[engine_path]):8.2f} {middle:6.3f} ({low:.3f} to {high:.3f})   {shown}",
+        f" {median(times[engine_path]):8.2f} {middle:6.3f} ({low:.3f} to {high:.3f})   {shown}"
+        f"   {num_different} of {len(answers[client_path])}",
         flush=True,
     )
 
@@ -167,7 +185,7 @@ async def measure(
 async def overhead(client: httpx.AsyncClient, level: Level, num_repeats: int) -> None:
     """Print what an empty tool cache costs beside the spread of stock against stock."""
     times: dict[str, list[float]] = {"stock": [], "stock again": [], "announced": []}
-    for number in range(-1, num_repeats):
+    for number in range(-1, num_repeats):  # the first warms up
         for name in list(times)[:: 1 if number % 2 else -1]:
             questions = [Question("London", f"{number} {name}")]
             seconds, _ = await timed(one_turn, client, questions, announced=name == "announced")
@@ -189,17 +207,27 @@ async def _all(url: str, level: Level, given: argparse.Namespace) -> None:
         await overhead(client, level, given.repeats * 2)
 
 
+def _several(text: str) -> int:
+    number = int(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"{number}: at least 2, which quartiles need")
+    return number
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the tables, each level with a server of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="see examples/engine/smollm2.py")
     parser.add_argument("--level", choices=LEVELS, action="append", help="default: all")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=_several, default=7)
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--tool-s", type=float, nargs="*", default=[], help="also with tools that take so long (join)")
     parser.add_argument("--long", action="store_true", help="also with long outputs")
     given = parser.parse_args(arguments)
-    print("level     requests padding    T client s engine s  ratio (quartiles)    client's steps, tokens; engine's")
+    print(
+        "level     requests padding    T client s engine s  ratio (quartiles)    client's steps, tokens; engine's"
+        "   answers that differ"
+    )
     for level in given.level or LEVELS:
         hold_s = max([2.0, *(2 * tool_s for tool_s in given.tool_s)])
         with serving(given.model, EngineSettings(level=level, hold_s=hold_s)) as server:

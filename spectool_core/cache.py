@@ -65,14 +65,14 @@ class Run:
 
     Args:
         prepared: what to run.
-        source: who predicted it.
+        source: the speculator that predicted it; None where the main model's answer itself began it.
         stamp: reading of the fence clock when the run was launched.
         timeout_s: seconds after which a run that nobody has joined is cancelled.
         worth_s: seconds that it is expected to save; what is worth more leaves the queue first.
     """
 
     def __init__(
-        self, prepared: PreparedCall, source: str, stamp: int, timeout_s: float | None, worth_s: float = 0.0
+        self, prepared: PreparedCall, source: str | None, stamp: int, timeout_s: float | None, worth_s: float = 0.0
     ) -> None:
         self.prepared = prepared
         self.source = source
@@ -192,7 +192,7 @@ class ToolCache:
         self,
         prepared: PreparedCall,
         *,
-        source: str,
+        source: str | None,
         timeout_s: float | None,
         on_end: OnEnd,
         worth_s: float = 0.0,

@@ -90,12 +90,7 @@ def validated_config(**settings: Any) -> SpeculationConfig:
     try:
         return SpeculationConfig(**settings)
     except ValidationError as exc:
-        error = exc.errors(include_url=False)[0]
-        field = str(error["loc"][0])
-        if error["type"] == "extra_forbidden":
-            allowed = "one of the settings " + ", ".join(SpeculationConfig.model_fields)
-        else:
-            allowed = error["msg"].removeprefix("Input should be ")
-        given = settings.get(field)
-        value = type(given).__name__ if field == "engine_api_key" and given is not None else given
-        raise ConfigurationError(field, value, allowed) from None
+        # Messages are logged: of a key they tell the type alone.
+        key = settings.get("engine_api_key")
+        shown = settings if key is None else {**settings, "engine_api_key": type(key).__name__}
+        raise ConfigurationError.of(exc, shown, SpeculationConfig.model_fields) from None

@@ -57,7 +57,7 @@ Claim: TypeAlias = Hit | Join | Miss
 
 
 def decide_launch(
-    *, shadow: bool, answered: bool, present: bool, resting: bool, denied: bool, over: str | None
+    *, shadow: bool, answered: bool, present: bool, resting: bool, denied: bool, objection: str | None
 ) -> LaunchDecision:
     """Whether a valid predicted call of a marked tool is run.
 
@@ -67,7 +67,7 @@ def decide_launch(
         present: a usable run or result for the same key exists.
         resting: the tool failed or could not be replayed when last run early.
         denied: the user's `may_speculate` said no.
-        over: the limit that is used up, if any.
+        objection: what else speaks against it: a write under way, its worth, or a limit that is used up.
     """
     if answered:
         return Skip("answered")
@@ -77,8 +77,8 @@ def decide_launch(
         return Skip("resting")
     if denied:
         return Skip("denied")
-    if over is not None:
-        return Skip(over)
+    if objection is not None:
+        return Skip(objection)
     if shadow:
         return Skip("shadow")
     return Launch()

@@ -11,7 +11,11 @@ None of them is raised while an agent runs: at run time speculation never adds a
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 __all__ = [
     "CanonicalizationError",
@@ -40,6 +44,23 @@ class ConfigurationError(SpectoolError, ValueError):
         self.value = value
         self.allowed = allowed
         super().__init__(f"{field}={value!r} is not allowed; allowed: {allowed}")
+
+    @staticmethod
+    def of(error: ValidationError, given: Mapping[str, Any], fields: Iterable[str]) -> ConfigurationError:
+        """The first thing that pydantic finds wrong with settings.
+
+        Args:
+            error: pydantic's.
+            given: the settings, by name, as messages may show them.
+            fields: the settings that there are.
+        """
+        first = error.errors(include_url=False)[0]
+        field = str(first["loc"][0])
+        if first["type"] == "extra_forbidden":
+            allowed = "one of the settings " + ", ".join(fields)
+        else:
+            allowed = first["msg"].removeprefix("Input should be ")
+        return ConfigurationError(field, given.get(field), allowed)
 
 
 class NotSpeculatableError(ConfigurationError):

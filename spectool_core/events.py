@@ -29,12 +29,14 @@ __all__ = [
     "SpeculatorOutcome",
     "SpeculatorSkipped",
     "StreamAborted",
+    "StreamAbortReason",
     "ToolObserved",
     "TurnAnswered",
     "TurnAttached",
     "TurnInjected",
     "TurnSettled",
     "TurnStarted",
+    "UnavailableReason",
     "announce",
 ]
 
@@ -46,6 +48,25 @@ SpeculatorOutcome: TypeAlias = Literal["finished", "cancelled", "failed"]
 
 RunOutcome: TypeAlias = Literal["succeeded", "failed", "timed_out", "not_replayable", "cancelled"]
 """How a speculative run ended."""
+
+StreamAbortReason: TypeAlias = Literal[
+    "different_request", "run_ended", "expired", "too_many", "cancelled", "cut", "malformed"
+]
+"""Why a stream was closed early: the next model call asked for something else, the agent run ended, nobody came for
+too long or too many were kept, the model call was cancelled, or the connection or what came on it was broken."""
+
+UnavailableReason: TypeAlias = Literal[
+    "plugin_absent",
+    "unreachable",
+    "cut",
+    "malformed",
+    "other_url",
+    "request_not_seen",
+    "post_failed",
+    "post_refused",
+]
+"""Why a turn is in client mode: "other_url" as the model is served elsewhere, "request_not_seen" as its HTTP client is
+not one that can be followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +117,14 @@ class CallPredicted:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSkipped:
-    """A predicted call was not run, and why."""
+    """A call was not run early.
+
+    `source` is the speculator that named it, or "answer" where the main model's answer holds it several times.
+    `reason` is "answered" (the prediction came too late), "duplicate", "resting", "denied" (by `may_speculate`),
+    "being_written", "unlikely", "too_costly", "shadow", the name of the limit that is used up, or why the call cannot
+    be run early at all: "unmarked", "writes", "needs_approval", "scope_failed", "invalid_arguments", "no_key",
+    "async_only", "not_served" or "unprepared".
+    """
 
     turn: int
     tool: str
@@ -106,7 +134,10 @@ class LaunchSkipped:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """A speculative run of a tool ended; `started_s` is None if it never left the queue."""
+    """A speculative run of a tool ended; `started_s` is None if it never left the queue.
+
+    `source` is the speculator whose prediction began it, or "answer" where the main model's answer itself did.
+    """
 
     turn: int
     tool: str
@@ -120,14 +151,14 @@ class RunFinished:
 class TurnAnswered:
     """The main model answered with `num_calls` tool calls after `generation_s` seconds.
 
-    `predicted` names speculator and tool of each prediction that came true.
+    `came_true` names speculator and tool of each prediction that did.
     """
 
     turn: int
     time_s: float
     generation_s: float
     num_calls: int
-    predicted: tuple[tuple[str, str], ...] = ()
+    came_true: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +167,10 @@ class CallResolved:
 
     `saved_s` is how much of the tool's time had passed before the model asked; `waited_s` how long a join took;
     `predicted_by` names the speculators that had named the call in time, also where it was not run early (in shadow
-    mode, say); `source` is the one whose run served it.
+    mode, say); `source` is the one whose run served it, None where the answer itself began the run. `reason` is empty
+    unless the outcome is a miss: "not_predicted", "not_run" (named, but not run early), "queued" (not begun yet),
+    "failed", "already_served", "would_block" (a run in flight, on a thread that must not wait), or why the call cannot
+    be run early at all, as in `LaunchSkipped`.
     """
 
     turn: int
@@ -196,7 +230,10 @@ class TurnInjected:
 
 @dataclass(frozen=True, slots=True)
 class TurnAttached:
-    """Engine mode: this turn is read from the stream of an earlier one, after `waited_s`; no request was sent."""
+    """Engine mode: this turn is read from the stream of an earlier one; no request was sent.
+
+    `waited_s` is how long the model call waited to learn what the engine had gone on from.
+    """
 
     turn: int
     time_s: float
@@ -207,28 +244,26 @@ class TurnAttached:
 class StreamAborted:
     """Engine mode: a stream was closed before its end.
 
-    `reason` is "different_request" (the next model call asked for something else), "run_ended", "expired", "too_many",
-    "cancelled", "cut" or "malformed". `turn` is the one that it was last read in, or that did not go on with it. One
-    that nobody came for may have had nothing left to say.
+    `turn` is the turn that last read the stream, or the one that refused to go on with it. One that nobody came for
+    may have had nothing left to say.
     """
 
     turn: int
     time_s: float
-    reason: str
+    reason: StreamAbortReason
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUnavailable:
     """Engine mode: this turn is in client mode.
 
-    `reason` is "plugin_absent", "unreachable", "cut", "malformed", "other_url" (the model is served elsewhere),
-    "request_not_seen" (its HTTP client is not one that can be followed), "post_failed", or "post_refused_" and an HTTP
-    status.
+    `status` is the HTTP status of a post that was refused; None for all other reasons.
     """
 
     turn: int
     time_s: float
-    reason: str
+    reason: UnavailableReason
+    status: int | None = None
 
 
 Event: TypeAlias = (

@@ -149,6 +149,6 @@ class Gate:
             case TurnAnswered():
                 record.generation_s = event.generation_s
                 record.predictions = [
-                    Predicted(each.source, each.tool, each.after_s, right=(each.source, each.tool) in event.predicted)
+                    Predicted(each.source, each.tool, each.after_s, right=(each.source, each.tool) in event.came_true)
                     for each in record.predictions
                 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -91,7 +92,8 @@ class EngineStatistics:
     """What engine mode did.
 
     The engine went on by itself `num_injected` times; `num_attached` of these turns were read from its stream, each a
-    chat request less. In `num_posts` posts there were `num_outputs_posted` tool outputs.
+    chat request less. In `num_posts` posts there were `num_outputs_posted` tool outputs. `num_aborted` streams were
+    closed early; `num_unavailable` turns fell back to client mode.
     """
 
     num_posts: int = 0
@@ -138,10 +140,10 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sums: dict[str, int] = {}
+        self._sums: Counter[str] = Counter()
         self._tools: dict[str, dict[str, float]] = {}
         self._speculators: dict[str, dict[str, float]] = {}
-        self._engine: dict[str, int] = {}
+        self._engine: Counter[str] = Counter()
         self._resting: dict[str, str] = {}
 
     def __call__(self, event: Event) -> None:
@@ -170,17 +172,17 @@ class Counters:
     def _count_turn(self, event: TurnStarted | TurnAnswered | TurnSettled) -> None:
         match event:
             case TurnStarted():
-                self._add("num_turns")
+                self._sums["num_turns"] += 1
                 for name in event.speculators:
                     self._add_source(name, "num_turns")
             case TurnAnswered():
-                self._add("num_answered_turns")
-                for source, _ in event.predicted:
+                self._sums["num_answered_turns"] += 1
+                for source, _ in event.came_true:
                     self._add_source(source, "num_right")
             case TurnSettled():
-                self._add("num_settled_turns")
-                self._add("num_launched", event.num_launched)
-                self._add("num_wasted", event.num_wasted)
+                self._sums["num_settled_turns"] += 1
+                self._sums["num_launched"] += event.num_launched
+                self._sums["num_wasted"] += event.num_wasted
 
     def _count_speculator(self, event: SpeculatorSkipped | SpeculatorFinished | CallPredicted) -> None:
         match event:
@@ -188,9 +190,9 @@ class Counters:
                 self._add_source(event.speculator, "num_turns", -1)
                 self._add_source(event.speculator, "num_skipped_turns")
             case SpeculatorFinished():
-                self._add("num_predictions", event.num_calls)
+                self._sums["num_predictions"] += event.num_calls
                 if event.outcome != "finished":
-                    self._add(f"num_speculators_{event.outcome}")
+                    self._sums[f"num_speculators_{event.outcome}"] += 1
             case CallPredicted():
                 self._add_source(event.source, "num_predictions")
 
@@ -199,19 +201,16 @@ class Counters:
     ) -> None:
         match event:
             case OutputsPosted():
-                self._add_engine("num_posts")
-                self._add_engine("num_outputs_posted", event.num_outputs)
+                self._engine["num_posts"] += 1
+                self._engine["num_outputs_posted"] += event.num_outputs
             case TurnInjected():
-                self._add_engine("num_injected")
+                self._engine["num_injected"] += 1
             case TurnAttached():
-                self._add_engine("num_attached")
+                self._engine["num_attached"] += 1
             case StreamAborted():
-                self._add_engine("num_aborted")
+                self._engine["num_aborted"] += 1
             case EngineUnavailable():
-                self._add_engine("num_unavailable")
-
-    def _add_engine(self, name: str, amount: int = 1) -> None:
-        self._engine[name] = self._engine.get(name, 0) + amount
+                self._engine["num_unavailable"] += 1
 
     def _count_call(self, event: CallResolved) -> None:
         self._add_tool(event.tool, _RESOLVED[event.outcome])
@@ -220,9 +219,6 @@ class Counters:
         if event.source is not None:
             self._add_source(event.source, "num_hits")
             self._add_source(event.source, "saved_s", event.saved_s)
-
-    def _add(self, name: str, amount: int = 1) -> None:
-        self._sums[name] = self._sums.get(name, 0) + amount
 
     def _add_tool(self, tool: str, name: str, amount: float = 1) -> None:
         if tool not in self._tools and len(self._tools) >= _MAX_TOOLS:

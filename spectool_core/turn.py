@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from spectool_core.appraisal import Traits
@@ -27,7 +26,6 @@ from spectool_core.events import (
     RunFinished,
     RunOutcome,
     SpeculatorFinished,
-    SpeculatorOutcome,
     SpeculatorSkipped,
     TurnAnswered,
     TurnSettled,
@@ -35,6 +33,7 @@ from spectool_core.events import (
 )
 from spectool_core.fences import meet
 from spectool_core.gate import Gate
+from spectool_core.listening import listen
 from spectool_core.load import LoopLoad
 from spectool_core.loops import run_on, running_loop, wait_in_thread, wait_on_loop
 from spectool_core.runs import NotPrepared, PreparedCall, RunContext, Scope, Toolbox
@@ -45,12 +44,23 @@ __all__ = ["Claimed", "Turn", "TurnRules"]
 # Predictions heard for each run that a turn may start: more than that is no guess at one answer.
 _MAX_PREDICTIONS_PER_RUN = 4
 
-_logger = logging.getLogger("spectool")
+_ANSWER = "answer"
+"""The source, in events, of what no speculator named: the main model's answer itself began it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRules:
-    """What all turns of one `Speculation` share."""
+    """What all turns of one `Speculation` share.
+
+    Args:
+        config: its settings.
+        gate: which speculators are asked, which tools rest, and what limits are left.
+        scope_of: who may share a call's result; raises NotPrepared where the user's `scope` raises.
+        may_speculate: the user's word on running a call early.
+        outlives_turn: whether results may serve later turns of an agent run.
+        announce: tells the hooks.
+        account: charges a speculator, by name, for what it has used up to a loop's time.
+    """
 
     config: SpeculationConfig
     gate: Gate
@@ -74,6 +84,18 @@ class Turn:
 
     It lives on one event loop, where its tools run, but its public methods may be called from any thread or loop. None
     of them raises, except that a cancelled `claim` is cancelled.
+
+    Args:
+        number: tells the turn from others, in events and in keys.
+        prompt: what the main model is asked.
+        tools: what it may choose from.
+        toolbox: the tools that this run may use.
+        context: the agent run.
+        rules: what all turns share.
+        cache: the runs and results of `loop`.
+        load: how busy `loop` is.
+        loop: where the turn lives.
+        engine_turn: tells the engine; None outside of engine mode.
     """
 
     def __init__(
@@ -182,29 +204,15 @@ class Turn:
 
     async def _listen(self, name: str, speculator: Speculator) -> None:
         started_s = self._loop.time()
-        num_calls = 0
-        outcome: SpeculatorOutcome = "finished"
-        predictions: AsyncIterator[ToolCall] | None = None
-        try:
-            predictions = speculator.predict(self._prompt, self._tools)
-            async for call in predictions:
-                num_calls += 1
-                self._consider(call, name)
-                if self._answered or self._is_exhausted():
-                    break
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
-        except Exception:
-            outcome = "failed"
-            _logger.debug("speculator %s failed", name, exc_info=True)
-        finally:
-            if (aclose := getattr(predictions, "aclose", None)) is not None:
-                with contextlib.suppress(Exception):
-                    await aclose()
-            ended_s = self._loop.time()
-            self._rules.account(name, speculator, ended_s)
-            self._rules.announce(SpeculatorFinished(self.number, name, started_s, ended_s, num_calls, outcome))
+        num_calls, outcome = await listen(speculator, self._prompt, self._tools, partial(self._take, name))
+        ended_s = self._loop.time()
+        self._rules.account(name, speculator, ended_s)
+        self._rules.announce(SpeculatorFinished(self.number, name, started_s, ended_s, num_calls, outcome))
+
+    def _take(self, source: str, call: ToolCall) -> bool:
+        """Consider a predicted call; whether further ones could be of use."""
+        self._consider(call, source)
+        return not (self._answered or self._is_exhausted())
 
     def _is_exhausted(self) -> bool:
         """Whether no further prediction could start a run, so that asking on is a waste."""
@@ -218,7 +226,7 @@ class Turn:
         try:
             prepared = self._prepare(call)
         except NotPrepared as exc:
-            self._rules.announce(LaunchSkipped(self.number, call.name, source, exc.reason))
+            self._skip(call.name, source, exc.reason)
             return
         probability: float | None = getattr(call, "probability", None)
         if self._rules.gate.is_likely(probability):  # what is never run early must not count as a success
@@ -226,19 +234,18 @@ class Turn:
         self._rules.announce(CallPredicted(self.number, call.name, source, self._loop.time(), probability))
         self._launch(prepared, source, probability)
 
-    def _launch(self, prepared: PreparedCall, source: str, probability: float | None = None) -> None:
+    def _launch(self, prepared: PreparedCall, source: str | None, probability: float | None = None) -> None:
+        """Run a call, unless something speaks against it; `source` is None where the answer itself asks for it."""
         rules, name, key, now_s = self._rules, prepared.call.name, prepared.key, self._loop.time()
         worth_s = rules.gate.worth_s(self.number, name, probability, now_s)
         present = self._cache.get(key, prepared.policy.reads)
         decision = decide_launch(
             shadow=rules.config.mode == "shadow",
-            answered=self._answered and source != _ANSWER,
+            answered=self._answered and source is not None,
             present=present is not None,
             resting=rules.gate.is_resting(key.tool),
             denied=not rules.may_speculate(prepared.call, self.context),
-            over=("being_written" if self._cache.is_being_written(prepared) else None)
-            or rules.gate.objection(prepared.policy, probability, worth_s)
-            or rules.gate.budget.run_limit(self._budget, name, now_s),
+            objection=self._objection(prepared, probability, worth_s, now_s),
         )
         if present is not None and self.engine_turn is not None:
             self.engine_turn.found(present)
@@ -246,21 +253,32 @@ class Turn:
             decision = Launch()
         match decision:
             case Skip(reason):
-                rules.announce(LaunchSkipped(self.number, name, source, reason))
+                self._skip(name, source, reason)
             case Launch() if not rules.gate.budget.spend_run(self._budget, name, prepared.policy.cost, now_s):
-                rules.announce(LaunchSkipped(self.number, name, source, "max_runs"))
+                self._skip(name, source, "max_runs")
             case Launch():
-                timeout_s = prepared.policy.timeout_s or rules.config.timeout_s
                 run = self._cache.launch(
                     prepared,
                     source=source,
-                    timeout_s=timeout_s,
+                    timeout_s=prepared.policy.timeout_s or rules.config.timeout_s,
                     on_end=self._run_ended,
                     worth_s=worth_s,
                     on_begin=self.engine_turn.begun if self.engine_turn is not None else None,
                 )
                 self._runs[key] = run
                 self._launched.add(run)
+
+    def _objection(self, prepared: PreparedCall, probability: float | None, worth_s: float, now_s: float) -> str | None:
+        """What speaks against an early run: a write under way, what it is worth, or a limit that is used up."""
+        if self._cache.is_being_written(prepared):
+            return "being_written"
+        gate = self._rules.gate
+        return gate.objection(prepared.policy, probability, worth_s) or gate.budget.run_limit(
+            self._budget, prepared.call.name, now_s
+        )
+
+    def _skip(self, tool: str, source: str | None, reason: str) -> None:
+        self._rules.announce(LaunchSkipped(self.number, tool, source or _ANSWER, reason))
 
     def _displace(self, worth_s: float) -> bool:
         """Drop a run that has not begun and is worth less, to make room for one more in this turn."""
@@ -277,7 +295,8 @@ class Turn:
         if outcome in ("failed", "not_replayable"):
             self._rules.gate.rest(tool, for_good=outcome == "not_replayable")
         name = run.prepared.call.name
-        self._rules.announce(RunFinished(self.number, name, run.source, run.started_s, ended_s, outcome))
+        source = run.source or _ANSWER
+        self._rules.announce(RunFinished(self.number, name, source, run.started_s, ended_s, outcome))
         if self.engine_turn is not None:
             self.engine_turn.ended(run, outcome)
 
@@ -289,20 +308,20 @@ class Turn:
         self._answered = True
         for listener in self._listeners:
             listener.cancel()
-        now = self._loop.time()
+        now_s = self._loop.time()
         asked = self._note_calls(calls)
         if self.engine_turn is not None:
             self.engine_turn.answered(frozenset(asked))
         came_true = tuple(
             (source, prepared.call.name) for key, prepared in asked.items() for source in self._predicted.get(key, ())
         )
-        self._rules.announce(TurnAnswered(self.number, now, now - self._started_s, len(calls), came_true))
+        self._rules.announce(TurnAnswered(self.number, now_s, now_s - self._started_s, len(calls), came_true))
         for key, run in list(self._runs.items()):
             if run.state == "queued" or (key not in self._due and run.prepared.policy.reuse == "turn"):
                 self._release(run)
         for key, prepared in asked.items():
             if self._due[key] > 1:  # identical calls run once, and answer every id
-                self._launch(prepared, _ANSWER)
+                self._launch(prepared, source=None)
         self._settle_if_done()
 
     def _note_calls(self, calls: Sequence[ToolCall]) -> dict[CallKey, PreparedCall]:
@@ -348,7 +367,7 @@ class Turn:
             return Claimed("miss")
         outcome: Outcome = "hit" if isinstance(decision, Hit) else "join" if isinstance(decision, Join) else "miss"
         reason = decision.reason if isinstance(decision, Miss) else ""
-        now = self._loop.time()
+        now_s = self._loop.time()
         saved_s = 0.0
         source: str | None = None
         if run is not None and outcome != "miss":
@@ -357,7 +376,7 @@ class Turn:
             source = run.source
         predicted_by = tuple(self._predicted.get(prepared.key, ())) if prepared is not None else ()
         self._rules.announce(
-            CallResolved(self.number, call.name, outcome, reason, now, saved_s, waited_s, predicted_by, source)
+            CallResolved(self.number, call.name, outcome, reason, now_s, saved_s, waited_s, predicted_by, source)
         )
         return Claimed(outcome, run.result if run is not None and outcome != "miss" else None)
 
@@ -401,6 +420,3 @@ class Turn:
         del self._runs[run.prepared.key]
         if run.prepared.policy.reuse == "turn" or run.state == "queued":
             self._cache.drop(run)
-
-
-_ANSWER = "answer"

@@ -24,7 +24,7 @@ from langchain_core.tracers.context import register_configure_hook
 from langgraph.prebuilt import ToolNode
 
 from spectool_core.calls import Prompt, ToolCall, ToolSchema
-from spectool_core.engine import asking
+from spectool_core.engine import set_current_turn
 from spectool_core.speculation import Speculation
 from spectool_langgraph._agent_run import AgentRun, AgentRuns, OpenTurn
 from spectool_langgraph._binding import ToolBinding
@@ -115,7 +115,7 @@ class TurnCallback(BaseCallbackHandler):
         self, run_id: UUID, messages: list[BaseMessage], params: Mapping[str, Any], *, explicit: Enlisted | None
     ) -> None:
         """Start the turns of one call of a chat model; `explicit` tools are taken without a look at the graph."""
-        asking(None)
+        set_current_turn(None)
         try:
             if not params.get("tools") or params.get("tool_choice") == "none":
                 return
@@ -129,7 +129,8 @@ class TurnCallback(BaseCallbackHandler):
             _logger.exception("no turn was started")
             return
         if started:
-            asking(next((each for open_turn in started if (each := open_turn.turn.engine_turn) is not None), None))
+            engine_turns = (open_turn.turn.engine_turn for open_turn in started)
+            set_current_turn(next((each for each in engine_turns if each is not None), None))
             with self._lock:
                 self._answering[run_id] = started
             graph.when_done(partial(self._take, run_id))  # a model that is cancelled may never say so

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TypeVar
 
 from langchain_core.language_models import BaseChatModel
@@ -17,20 +18,29 @@ __all__ = ["content_of", "through_engine"]
 
 ModelT = TypeVar("ModelT", bound=BaseChatModel)
 
+_logger = logging.getLogger("spectool")
+
 
 def through_engine(model: ModelT, engine: EngineClient | None) -> ModelT:
     """A copy of a chat model over the openai package, with HTTP clients that follow `engine`; other models as they are.
 
-    The copy is of the same class; all settings are the model's.
+    The copy is of the same class; all settings are the model's. One that cannot be copied is left as it is too: no
+    request of it is seen, and its turns are client mode's.
     """
-    clients = {} if engine is None else {name: engine.adopt(getattr(model, name, None)) for name in _CLIENTS}
-    update = {
-        field: value
-        for name, client in clients.items()
-        if client is not None
-        for field, value in ((name, client), (_CLIENTS[name], client.chat.completions))
-    }
-    return model.model_copy(update=update) if update else model
+    if engine is None:
+        return model
+    try:
+        clients = {name: engine.adopt(getattr(model, name, None)) for name in _CLIENTS}
+        update = {
+            field: value
+            for name, client in clients.items()
+            if client is not None
+            for field, value in ((name, client), (_CLIENTS[name], client.chat.completions))
+        }
+        return model.model_copy(update=update) if update else model
+    except Exception:  # a class of the user's own may do anything with its fields
+        _logger.debug("%s cannot be copied", type(model).__name__, exc_info=True)
+        return model
 
 
 _CLIENTS = {"root_client": "client", "root_async_client": "async_client"}

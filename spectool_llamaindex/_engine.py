@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,27 +17,27 @@ from llama_index.core.tools import ToolOutput
 from spectool_core.engine import EngineClient
 from spectool_core.identity import WeakIdentityMap
 
-__all__ = ["asking_through", "content_of", "text_of"]
+__all__ = ["through_engine", "content_of", "text_of"]
 
 AgentT = TypeVar("AgentT", bound=BaseWorkflowAgent)
 
+_logger = logging.getLogger("spectool")
+
 
 @contextmanager
-def asking_through(agent: AgentT, engine: EngineClient | None) -> Iterator[AgentT]:
+def through_engine(agent: AgentT, engine: EngineClient | None) -> Iterator[AgentT]:
     """For one step of `agent`: the agent, with a copy of its LLM whose HTTP client follows `engine`.
 
     It is another object, since other steps of the agent may be under way, and the user's LLM is what it is to have;
-    what the step sets is set in `agent`. An agent whose LLM is not one over the openai package is given itself.
+    what the step sets is set in `agent`. An agent whose LLM is not one over the openai package, or cannot be copied, is
+    given itself.
     """
-    llm = _through_engine(agent.llm, engine) if engine is not None else agent.llm
-    if llm is agent.llm:
+    stand_in = _stand_in(agent, engine) if engine is not None else None
+    if stand_in is None:
         yield agent
         return
-    stand_in = copy.copy(agent)
     given = stand_in.__dict__
     before = dict(given)
-    given["llm"] = llm
-    object.__setattr__(stand_in, "__pydantic_private__", agent.__pydantic_private__)
     try:
         yield stand_in
     finally:
@@ -44,10 +45,24 @@ def asking_through(agent: AgentT, engine: EngineClient | None) -> Iterator[Agent
         agent.__dict__.update(changed)
 
 
+def _stand_in(agent: AgentT, engine: EngineClient) -> AgentT | None:
+    try:
+        llm = _followed(agent.llm, engine)
+        if llm is agent.llm:
+            return None
+        stand_in = copy.copy(agent)
+        stand_in.__dict__["llm"] = llm
+        object.__setattr__(stand_in, "__pydantic_private__", agent.__pydantic_private__)
+        return stand_in
+    except Exception:  # classes of the user's own may do anything with their fields
+        _logger.debug("%s cannot be copied", type(agent.llm).__name__, exc_info=True)
+        return None
+
+
 _clients: WeakIdentityMap[WeakKeyDictionary[asyncio.AbstractEventLoop, Any]] = WeakIdentityMap()
 
 
-def _through_engine(llm: Any, engine: EngineClient) -> Any:
+def _followed(llm: Any, engine: EngineClient) -> Any:
     # `OpenAI` and what derives from it; one that makes a client for each request would close it after the first turn.
     if not callable(getattr(llm, "_get_aclient", None)) or not getattr(llm, "reuse_client", False):
         return llm

@@ -13,7 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import BaseTool, ToolSelection
 
 from spectool_core.calls import ToolCall
-from spectool_core.engine import asking
+from spectool_core.engine import set_current_turn
 from spectool_core.speculation import Speculation
 from spectool_core.speculators.stream import AnswerStream
 from spectool_core.turn import Turn
@@ -59,7 +59,7 @@ class AgentStep:
         self._turn: Turn | None = None
         self._answer: AnswerStream | None = None
         run.join(speculation)
-        asking(None)
+        set_current_turn(None)
 
     def heard(self, event: Any) -> None:
         """The agent has written `event` to the stream; its prompt is what its model is asked next."""
@@ -71,7 +71,7 @@ class AgentStep:
             return
         try:
             self._turn = unseen().run(self._start, event.input)
-            asking(self._turn.engine_turn)
+            set_current_turn(self._turn.engine_turn)
             self._run.ask(self._turn)
         except Exception:
             _logger.exception("no turn was started")

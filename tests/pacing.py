@@ -62,8 +62,8 @@ def speculation_of(server: EngineServer, guesses: Sequence[Sequence[str]], *hook
 async def quiet(speculation: Speculation) -> None:
     """No stream is left, and nothing is being posted."""
     if speculation.engine is not None:
-        assert len(speculation.engine.residents) == 0
-        while speculation.engine.num_requests:
+        assert len(speculation.engine.idle_streams) == 0
+        while speculation.engine.num_background_tasks:
             await asyncio.sleep(0.001)
 
 

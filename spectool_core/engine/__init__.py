@@ -1,7 +1,8 @@
 """The client's half of engine mode: model calls whose stream goes on inside the engine, and what the engine is told."""
 
 from spectool_core.engine.client import EngineClient, engine_client
+from spectool_core.engine.current import set_current_turn
 from spectool_core.engine.endpoint import EngineEndpoint
-from spectool_core.engine.outputs import EngineTurn, asking
+from spectool_core.engine.turn import EngineTurn
 
-__all__ = ["EngineClient", "EngineEndpoint", "EngineTurn", "asking", "engine_client"]
+__all__ = ["EngineClient", "EngineEndpoint", "EngineTurn", "engine_client", "set_current_turn"]

@@ -1,4 +1,4 @@
-"""The client of one engine: its turns, its resident streams, and what it posts."""
+"""The client of one engine: its turns, its idle streams, and what it posts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from spectool_core.config import SpeculationConfig
 from spectool_core.engine.endpoint import Address, EngineEndpoint
+from spectool_core.engine.idle_streams import IdleStreams, Place
 from spectool_core.engine.openai_clients import OpenAIClients
-from spectool_core.engine.outputs import EngineTurn
-from spectool_core.engine.residents import Place, Residents
-from spectool_core.events import Event
+from spectool_core.engine.turn import EngineTurn
+from spectool_core.events import Event, UnavailableReason
 from spectool_core.loops import run_on
 from spectool_core.runs import RunContext
 from spectool_core.speculators._sessions import SessionPerLoop
@@ -24,7 +24,7 @@ __all__ = ["EngineClient", "engine_client"]
 
 _POST_TIMEOUT_S = 5.0
 
-_IN_WORDS = {
+_IN_WORDS: dict[UnavailableReason, str] = {
     "plugin_absent": "the server answers, but without the plugin; start it with `spectool serve`",
     "unreachable": "no connection to the server",
     "cut": "the server closed a stream before its end",
@@ -45,12 +45,16 @@ class EngineClient:
     Args:
         endpoint: the engine.
         announce: tells the hooks.
+
+    Attributes:
+        idle_streams: the resident streams that nobody reads just now.
+        has_answered: whether the engine's latest reply came from the plugin; None before the first reply.
     """
 
     def __init__(self, endpoint: EngineEndpoint, announce: Callable[[Event], None]) -> None:
         self.endpoint = endpoint
         self.announce = announce
-        self.residents = Residents()
+        self.idle_streams = IdleStreams()
         self.has_answered: bool | None = None
         self._clients = OpenAIClients(self)
         self._sessions = SessionPerLoop(_session_opener())
@@ -58,8 +62,8 @@ class EngineClient:
         self._has_warned = False
 
     @property
-    def num_requests(self) -> int:
-        """Posts and the like that are under way."""
+    def num_background_tasks(self) -> int:
+        """Posts, ends of sequences and closings of streams that are under way."""
         return len(self._tasks)
 
     def turn(
@@ -79,21 +83,20 @@ class EngineClient:
 
     def end_run(self, run: Hashable) -> None:
         """The agent run has ended: nobody will read its streams or ask for its outputs."""
-        self.residents.end_run(run)
+        self.idle_streams.end_run(run)
         for task, of_run in list(self._tasks.items()):
             if of_run == run:
                 run_on(task.get_loop(), task.cancel)
 
-    def warn(self, reason: str) -> None:
-        """Tell the user, once."""
+    def warn(self, reason: UnavailableReason, status: int | None = None) -> None:
+        """See `Engine.warn`."""
         if not self._has_warned:
             self._has_warned = True
-            words = _IN_WORDS[reason.rstrip("_0123456789")]
             _logger.warning(
                 "engine mode is not available at %s: %s (%s). Such turns are client mode's; this is said once",
                 self.endpoint.url,
-                words,
-                reason,
+                _IN_WORDS[reason],
+                reason if status is None else f"{reason}: {status}",
             )
 
     def post(self, turn: EngineTurn, address: Address, entries: list[dict[str, Any]]) -> None:

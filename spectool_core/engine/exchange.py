@@ -1,4 +1,4 @@
-"""How a chat request of a turn is answered: from a resident stream that went on from it, or by a request of its own."""
+"""Answers a chat request of a turn: from a resident stream that went on from it, or by a request of its own."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import json
 import secrets
 import uuid
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from spectool_core.engine.chat_body import ChatBody
-from spectool_core.engine.outputs import EngineTurn
-from spectool_core.engine.resident import Connections, Reply, Resident
+from spectool_core.engine.resident_stream import Connections, Reply, ResidentStream
 from spectool_core.engine.server_events import MalformedStreamError
 from spectool_core.engine.steps import Steps
+from spectool_core.engine.turn import EngineTurn
+from spectool_core.events import StreamAbortReason
 from spectool_core.vllm.wire import REPLY_HEADER, REQUEST_ID_HEADER, SECRET_HEADER, TURNS_HEADER
 
-__all__ = ["Channel", "answered", "piece_of", "released"]
+__all__ = ["Channel", "answer", "read_piece", "release"]
 
 _SECRET_BYTES = 24
-_TAKEN = 409
-"""Of the reply: a response with this id is running."""
-
 _STREAM_TYPE = "text/event-stream"
 
 
@@ -29,7 +28,7 @@ class Channel(Protocol):
 
     connections: Connections
 
-    def can_read(self, resident: Resident) -> bool:
+    def can_read(self, resident: ResidentStream) -> bool:
         """Whether the resident came through the same library, sync or async."""
         ...
 
@@ -41,11 +40,11 @@ class Channel(Protocol):
         """The body of `response`, to be read at will."""
         ...
 
-    def streamed(self, resident: Resident, turn: EngineTurn) -> Any:
+    def streamed(self, resident: ResidentStream, turn: EngineTurn) -> Any:
         """A response that reads the resident's turn."""
         ...
 
-    def whole(self, resident: Resident, body: bytes, status: int) -> Any:
+    def whole(self, resident: ResidentStream, body: bytes, status: int) -> Any:
         """A JSON response."""
         ...
 
@@ -54,35 +53,35 @@ class Channel(Protocol):
         ...
 
 
-def answered(request: Any, turn: EngineTurn, channel: Channel) -> Steps[Any]:
+def answer(request: Any, turn: EngineTurn, channel: Channel) -> Steps[Any]:
     """Answer the model call of `turn`, which the HTTP library is about to send as `request`."""
     turn.seen()
     body = ChatBody.parse(request.content)
-    residents = turn.engine.residents.take(turn.place)
+    kept = turn.engine.idle_streams.take(turn.place)
     attached: Any = None
-    for resident in residents:
+    for resident in kept:
         if attached is not None:
             turn.keep(resident)
         elif not channel.can_read(resident):
-            turn.aborted(resident, "different_request")
+            turn.abort_stream(resident, "different_request")
             resident.abandon()
         else:
-            attached = yield from _attached(resident, body, turn, channel)
+            attached = yield from _attach(resident, body, turn, channel)
     if attached is not None:
         return attached
     # With one connection in all, a stream that stays would be in the way of every other request.
     has_room = not channel.connections.num_too_many(1)
     if body is None or not body.can_go_on or REQUEST_ID_HEADER in request.headers or not has_room:
         return (yield partial(channel.send, request))
-    return (yield from _opened(request, body, turn, channel))
+    return (yield from _open_stream(request, body, turn, channel))
 
 
-def _attached(resident: Resident, body: ChatBody | None, turn: EngineTurn, channel: Channel) -> Steps[Any]:
+def _attach(resident: ResidentStream, body: ChatBody | None, turn: EngineTurn, channel: Channel) -> Steps[Any]:
     """The reply to `body` from `resident`; None if it went on from something else, or has come to its end."""
     started_s = turn.loop.time()
     try:
         if body is None or not resident.body.may_become(body):
-            yield from _aborted(resident, turn, "different_request")
+            yield from _abort(resident, turn, "different_request")
             return None
         messages = yield from resident.injected()
         if messages is None:
@@ -90,28 +89,28 @@ def _attached(resident: Resident, body: ChatBody | None, turn: EngineTurn, chann
         continued = _continued(resident.body, messages)
         turn.injected(len(continued.messages) - len(resident.body.messages) - 1)
         if continued != body:
-            yield from _aborted(resident, turn, "different_request")
+            yield from _abort(resident, turn, "different_request")
             return None
         waited_s = turn.loop.time() - started_s
         turn.accepted(resident.address, resident.turn + 1)
         yield from resident.begin_turn(body, turn.keep)
         response = yield from _response(resident, turn, channel)
     except MalformedStreamError:
-        yield from _aborted(resident, turn, "malformed")
+        yield from _abort(resident, turn, "malformed")
         turn.unavailable("malformed")
         return None
     except Exception:
-        yield from _aborted(resident, turn, "cut")
+        yield from _abort(resident, turn, "cut")
         turn.unavailable("cut")
         return None
     except BaseException:
-        yield from _aborted(resident, turn, "cancelled")
+        yield from _abort(resident, turn, "cancelled")
         raise
     turn.attached(waited_s)
     return response
 
 
-def _opened(request: Any, body: ChatBody, turn: EngineTurn, channel: Channel) -> Steps[Any]:
+def _open_stream(request: Any, body: ChatBody, turn: EngineTurn, channel: Channel) -> Steps[Any]:
     """Send a request of its own, which the engine may go on from."""
     request_id, secret = uuid.uuid4().hex, secrets.token_urlsafe(_SECRET_BYTES)
     address = turn.engine.endpoint.address(request_id, (SECRET_HEADER, secret), request.headers.get("authorization"))
@@ -126,11 +125,12 @@ def _opened(request: Any, body: ChatBody, turn: EngineTurn, channel: Channel) ->
         raise
     finally:
         request.headers = theirs  # of which the library makes the next request, where it follows a redirect
-    if response.status_code == _TAKEN and REPLY_HEADER in response.headers:  # something beneath sent the request twice
+    if response.status_code == HTTPStatus.CONFLICT and REPLY_HEADER in response.headers:
+        # Its id is taken: something beneath sent the request twice.
         turn.closed()
         yield channel.reply(response, turn).close
         return (yield partial(channel.send, request))
-    if response.status_code != 200:
+    if response.status_code != HTTPStatus.OK:
         turn.closed()
         return response
     if REPLY_HEADER not in response.headers:
@@ -140,7 +140,7 @@ def _opened(request: Any, body: ChatBody, turn: EngineTurn, channel: Channel) ->
         turn.closed()
         return response
     turn.accepted(address)
-    resident = Resident(channel.reply(response, turn), body, address, turn.keep)
+    resident = ResidentStream(channel.reply(response, turn), body, address, turn.keep)
     try:
         return (yield from _response(resident, turn, channel))
     except MalformedStreamError as error:
@@ -153,7 +153,7 @@ def _opened(request: Any, body: ChatBody, turn: EngineTurn, channel: Channel) ->
         raise
 
 
-def _response(resident: Resident, turn: EngineTurn, channel: Channel) -> Steps[Any]:
+def _response(resident: ResidentStream, turn: EngineTurn, channel: Channel) -> Steps[Any]:
     if resident.body.is_streamed:
         return channel.streamed(resident, turn)
     body = yield from resident.whole()
@@ -172,7 +172,7 @@ def _status_of(body: bytes) -> int:
     return code if isinstance(code, int) and 400 <= code <= 599 else 500
 
 
-def piece_of(resident: Resident, turn: EngineTurn) -> Steps[bytes | None]:
+def read_piece(resident: ResidentStream, turn: EngineTurn) -> Steps[bytes | None]:
     """The next bytes of a streamed turn; raises what any stream raises that is cut."""
     try:
         return (yield from resident.piece())
@@ -182,15 +182,15 @@ def piece_of(resident: Resident, turn: EngineTurn) -> Steps[bytes | None]:
         raise
 
 
-def released(resident: Resident, turn: EngineTurn) -> Steps[None]:
+def release(resident: ResidentStream, turn: EngineTurn) -> Steps[None]:
     """The model call reads no further: the stream stays if the turn was read to its end, and else ends here."""
     if not resident.is_between_turns:
         turn.closed()
-        yield from _aborted(resident, turn, "cancelled")
+        yield from _abort(resident, turn, "cancelled")
 
 
-def _aborted(resident: Resident, turn: EngineTurn, reason: str) -> Steps[None]:
-    turn.aborted(resident, reason)
+def _abort(resident: ResidentStream, turn: EngineTurn, reason: StreamAbortReason) -> Steps[None]:
+    turn.abort_stream(resident, reason)
     yield from resident.close()
 
 

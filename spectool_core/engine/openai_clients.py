@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import logging
+import sys
 from typing import Any
 
-from spectool_core.engine.outputs import Engine
 from spectool_core.engine.transport import AsyncEngineTransport, EngineTransport
+from spectool_core.engine.turn import Engine
 from spectool_core.identity import WeakIdentityMap
 
 __all__ = ["OpenAIClients"]
+
+_logger = logging.getLogger("spectool")
 
 
 class OpenAIClients:
@@ -20,23 +24,26 @@ class OpenAIClients:
         self._adopted: WeakIdentityMap[Any] = WeakIdentityMap()
 
     def adopt(self, client: Any) -> Any:
-        """A copy of an `OpenAI` or `AsyncOpenAI` client with a transport of ours around its own; None for others.
+        """A copy of an `OpenAI` or `AsyncOpenAI` client with a transport of ours around its own.
 
-        HTTP client, connections, retries, time limits and credentials are the user's.
+        HTTP client, connections, retries, time limits and credentials are the user's. None for what is no such client,
+        and for one that cannot be copied.
         """
-        import openai
-
-        if not isinstance(client, openai.OpenAI | openai.AsyncOpenAI):
+        openai = sys.modules.get("openai")  # whoever has a client of it has imported it
+        if openai is None or not isinstance(client, openai.OpenAI | openai.AsyncOpenAI):
             return None
-        if isinstance(getattr(client._client, "_transport", None), EngineTransport | AsyncEngineTransport):
+        http_client = getattr(client, "_client", None)  # private, as is all that would let a client be copied whole
+        if isinstance(getattr(http_client, "_transport", None), EngineTransport | AsyncEngineTransport):
             return client
         adopted = self._adopted.get(client)
-        if adopted is None:
-            http_client = self._around(client._client, isinstance(client, openai.AsyncOpenAI))
-            if http_client is None:
-                return None
-            adopted = self._adopted.set(client, client.with_options(http_client=http_client))
-        return adopted
+        if adopted is not None:
+            return adopted
+        try:
+            around = self._around(http_client, isinstance(client, openai.AsyncOpenAI))
+            return None if around is None else self._adopted.set(client, client.with_options(http_client=around))
+        except Exception:
+            _logger.debug("%s cannot be copied", type(client).__name__, exc_info=True)
+            return None
 
     def _around(self, http_client: Any, is_async: bool) -> Any:
         # Private in httpx, as is all that would let one transport stand before another.

@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Iterator
 from functools import lru_cache
 from typing import Any, Self
 
-from spectool_core.engine.exchange import answered, piece_of, released
-from spectool_core.engine.outputs import Engine, EngineTurn, current_turn
-from spectool_core.engine.resident import Connections, Resident
+from spectool_core.engine.current import current_turn
+from spectool_core.engine.exchange import answer, read_piece, release
+from spectool_core.engine.resident_stream import Connections, ResidentStream
 from spectool_core.engine.steps import arun_steps, run_steps
+from spectool_core.engine.turn import Engine, EngineTurn
 from spectool_core.loops import run_on
 from spectool_core.vllm.wire import REPLY_HEADER
 
@@ -32,7 +33,7 @@ class EngineTransport:
     def __init__(self, inner: Any, engine: Engine, owner: Any) -> None:
         self._inner = inner
         self._engine = engine
-        self._owner = owner
+        self._owner = owner  # kept alive: with it would go the connections of `inner`
         self._connections = _connections_of(inner)
 
     def handle_request(self, request: Any) -> Any:
@@ -40,7 +41,7 @@ class EngineTransport:
         turn = _turn_of(request, self._engine)
         if turn is None:
             return self._inner.handle_request(request)
-        return run_steps(answered(request, turn, _SyncChannel(self._inner, request, self._connections)))
+        return run_steps(answer(request, turn, _SyncChannel(self._inner, request, self._connections)))
 
     def close(self) -> None:
         """Do nothing."""
@@ -58,7 +59,7 @@ class AsyncEngineTransport:
     def __init__(self, inner: Any, engine: Engine, owner: Any) -> None:
         self._inner = inner
         self._engine = engine
-        self._owner = owner
+        self._owner = owner  # kept alive: with it would go the connections of `inner`
         self._connections = _connections_of(inner)
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -66,7 +67,7 @@ class AsyncEngineTransport:
         turn = _turn_of(request, self._engine)
         if turn is None:
             return await self._inner.handle_async_request(request)
-        return await arun_steps(answered(request, turn, _AsyncChannel(self._inner, request, self._connections)))
+        return await arun_steps(answer(request, turn, _AsyncChannel(self._inner, request, self._connections)))
 
     async def aclose(self) -> None:
         """Do nothing."""
@@ -99,7 +100,7 @@ class _Channel:
         self.connections = connections
         self._library = _library_of(request)
 
-    def whole(self, resident: Resident, body: bytes, status: int) -> Any:
+    def whole(self, resident: ResidentStream, body: bytes, status: int) -> Any:
         kept = {name: value for name, value in resident.reply.response.headers.items() if name not in _OF_STREAMS}
         headers = {**kept, "content-type": "application/json"}
         return self._library.Response(status, headers=headers, content=body)
@@ -108,7 +109,7 @@ class _Channel:
         error: Exception = self._library.RemoteProtocolError("the engine sent no reply", request=request)
         return error
 
-    def _response(self, resident: Resident, stream: Any) -> Any:
+    def _response(self, resident: ResidentStream, stream: Any) -> Any:
         head = resident.reply.response
         headers = [(name, value) for name, value in head.headers.raw if name.lower() != REPLY_HEADER.lower().encode()]
         return self._library.Response(
@@ -117,7 +118,7 @@ class _Channel:
 
 
 class _SyncChannel(_Channel):
-    def can_read(self, resident: Resident) -> bool:
+    def can_read(self, resident: ResidentStream) -> bool:
         return isinstance(resident.reply, _SyncReply)
 
     def send(self, request: Any) -> Any:
@@ -126,12 +127,12 @@ class _SyncChannel(_Channel):
     def reply(self, response: Any, turn: EngineTurn) -> _SyncReply:
         return _SyncReply(response, turn, self.connections)
 
-    def streamed(self, resident: Resident, turn: EngineTurn) -> Any:
+    def streamed(self, resident: ResidentStream, turn: EngineTurn) -> Any:
         return self._response(resident, _stream_types(self._library)[0](resident, turn))
 
 
 class _AsyncChannel(_Channel):
-    def can_read(self, resident: Resident) -> bool:
+    def can_read(self, resident: ResidentStream) -> bool:
         return isinstance(resident.reply, _AsyncReply)
 
     async def send(self, request: Any) -> Any:
@@ -140,7 +141,7 @@ class _AsyncChannel(_Channel):
     def reply(self, response: Any, turn: EngineTurn) -> _AsyncReply:
         return _AsyncReply(response, turn, self.connections)
 
-    def streamed(self, resident: Resident, turn: EngineTurn) -> Any:
+    def streamed(self, resident: ResidentStream, turn: EngineTurn) -> Any:
         return self._response(resident, _stream_types(self._library)[1](resident, turn))
 
 
@@ -211,25 +212,25 @@ def _stream_types(library: Any) -> tuple[Any, Any]:
     """Byte streams of `library`, sync and async, that read one turn of a resident stream."""
 
     class TurnStream(library.SyncByteStream):  # type: ignore[misc]
-        def __init__(self, resident: Resident, turn: EngineTurn) -> None:
+        def __init__(self, resident: ResidentStream, turn: EngineTurn) -> None:
             self._resident, self._turn = resident, turn
 
         def __iter__(self) -> Iterator[bytes]:
-            while (piece := run_steps(piece_of(self._resident, self._turn))) is not None:
+            while (piece := run_steps(read_piece(self._resident, self._turn))) is not None:
                 yield piece
 
         def close(self) -> None:
-            run_steps(released(self._resident, self._turn))
+            run_steps(release(self._resident, self._turn))
 
     class AsyncTurnStream(library.AsyncByteStream):  # type: ignore[misc]
-        def __init__(self, resident: Resident, turn: EngineTurn) -> None:
+        def __init__(self, resident: ResidentStream, turn: EngineTurn) -> None:
             self._resident, self._turn = resident, turn
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            while (piece := await arun_steps(piece_of(self._resident, self._turn))) is not None:
+            while (piece := await arun_steps(read_piece(self._resident, self._turn))) is not None:
                 yield piece
 
         async def aclose(self) -> None:
-            await arun_steps(released(self._resident, self._turn))
+            await arun_steps(release(self._resident, self._turn))
 
     return TurnStream, AsyncTurnStream

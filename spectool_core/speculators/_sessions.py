@@ -41,6 +41,9 @@ class SessionPerLoop:
         self._held: dict[asyncio.AbstractEventLoop, tuple[ClientSession, AsyncGenerator[None]]] = {}
         # Called at exit, or when this is garbage: then the reference is dead and there is nothing to do.
         weakref.finalize(self, _close_at_exit, weakref.ref(self))
+        # When this is garbage, the sessions' loops finish them. Were they garbage of the same cycle, they would not be
+        # finished but complain: hence they are held by the finalizer too.
+        weakref.finalize(self, self._held.clear).atexit = False
 
     async def current(self) -> ClientSession:
         """Return the running loop's session."""
@@ -78,7 +81,8 @@ class SessionPerLoop:
 
     def _release(self) -> dict[asyncio.AbstractEventLoop, tuple[ClientSession, AsyncGenerator[None]]]:
         with self._lock:
-            held, self._held = self._held, {}
+            held = dict(self._held)
+            self._held.clear()
         return held
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 from spectool_core.testing.app import ChatApp, whole_body
 from spectool_core.testing.behaviour import EngineBehaviour
+from spectool_core.testing.engine_response import EngineResponse
 from spectool_core.testing.exchange import ClientGoneError, Exchange, Receive, Scope, Send, response_start, send_json
 from spectool_core.testing.faults import DroppedConnection, Fault, Hang, HttpError
 from spectool_core.testing.script import ScriptedCall
 from spectool_core.testing.wire import Generation, error_body
+from spectool_core.vllm.rendering import tool_message
 from spectool_core.vllm.wire import (
+    DONE_EVENT,
     ID_PREFIX,
     INJECTED_EVENT,
     OUTPUTS_PATH,
@@ -23,12 +27,15 @@ from spectool_core.vllm.wire import (
     SECRET_HEADER,
     TURN_EVENT,
     TURNS_HEADER,
-    call_key,
+    WireError,
+    read_tool_outputs,
+    server_sent_event,
 )
 
 __all__ = ["EngineApp"]
 
 _REGISTRATION_S = 1.0
+_FROM_THE_PLUGIN = (REPLY_HEADER.encode(), b"1")
 
 
 class Engine(Protocol):
@@ -39,46 +46,6 @@ class Engine(Protocol):
     def count(self, **changes: int) -> None:
         """Add to the counts."""
         ...
-
-
-@dataclass(slots=True)
-class _Response:
-    """One response of several turns, and the outputs that were posted for it."""
-
-    secret: str
-    turn: int = 1
-    is_finished: bool = False
-    outputs: dict[tuple[str, int | None], Any] = field(default_factory=dict)
-    pending: set[tuple[str, int | None]] = field(default_factory=set)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def take(self, entry: Mapping[str, Any]) -> Literal["num_outputs", "num_pending", "num_withdrawn"]:
-        """Take one entry of a post; raises KeyError where a field is missing."""
-        key = (call_key(entry["name"], entry.get("params", {})), entry.get("turn"))
-        self.changed.set()
-        self.pending.discard(key)
-        if entry.get("pending"):
-            self.pending.add(key)
-            return "num_pending"
-        if entry.get("pending") is False and "output" not in entry:
-            self.outputs.pop(key, None)
-            return "num_withdrawn"
-        self.outputs[key] = entry["output"]
-        return "num_outputs"
-
-    def state_of(self, calls: Sequence[ScriptedCall]) -> tuple[Literal["cached", "pending", "missing"], list[Any]]:
-        """Whether every call of the current turn is cached, or may still be; and the outputs."""
-        outputs, waits = [], False
-        for call in calls:
-            keys = [(key, turn) for turn in (self.turn, None) if (key := _key_of(call)) is not None]
-            cached = [self.outputs[key] for key in keys if key in self.outputs]
-            if not cached and not any(key in self.pending for key in keys):
-                return "missing", []
-            waits = waits or not cached
-            outputs += cached[:1]
-        if not calls:
-            return "missing", []
-        return ("pending", []) if waits else ("cached", outputs)
 
 
 class EngineApp(ChatApp):
@@ -92,7 +59,7 @@ class EngineApp(ChatApp):
     def __init__(self, server: Engine, *stock: Any) -> None:
         super().__init__(*stock)
         self._server = server
-        self._responses: dict[str, _Response] = {}
+        self._responses: dict[str, EngineResponse] = {}
         self._registered = asyncio.Condition()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,42 +76,56 @@ class EngineApp(ChatApp):
         if not (self._server.behaviour.is_installed and asked_for) or _has_no_head(generation.fault):
             await super()._play(generation, exchange, scope)
             return
-        response_id = ID_PREFIX + headers[REQUEST_ID_HEADER.lower()]
-        response = self._responses[response_id] = _Response(str(secret))
-        self._server.count(num_responses=1)
-        async with self._registered:
-            self._registered.notify_all()
         request = generation.request
         try:
-            await exchange.send(response_start(200, b"text/event-stream", headers=[(REPLY_HEADER.encode(), b"1")]))
-            await self._turns(response_id, response, generation, exchange, scope)
+            response = self._begin(ID_PREFIX + headers[REQUEST_ID_HEADER.lower()], str(secret))
+        except WireError as refusal:
+            self._count(request, num_active_requests=-1, num_failed_requests=1)
+            await _refuse(exchange.send, refusal)
+            return
+        async with self._registered:
+            self._registered.notify_all()
+        try:
+            await exchange.send(response_start(200, b"text/event-stream", headers=[_FROM_THE_PLUGIN]))
+            await self._turns(response, generation, exchange, scope)
         except ClientGoneError:
             self._count(request, num_active_requests=-1, num_cancelled_requests=1)
         else:
-            self._count(request, num_active_requests=-1, num_completed_requests=1)
+            ended = "num_cancelled_requests" if response.is_unwanted else "num_completed_requests"
+            self._count(request, **{"num_active_requests": -1, ended: 1})
         finally:
-            response.is_finished = True
+            response.finish()
 
-    async def _turns(
-        self, response_id: str, response: _Response, generation: Generation, exchange: Exchange, scope: Scope
-    ) -> None:
+    def _begin(self, response_id: str, secret: str) -> EngineResponse:
+        if not 16 <= len(secret) <= 256:
+            raise WireError(422, "the secret must have 16 to 256 characters", "invalid_secret")
+        known = self._responses.get(response_id)
+        if known is not None and not known.is_finished:
+            raise WireError(409, "a response with this id is running", "duplicate_id")
+        response = self._responses[response_id] = EngineResponse(response_id, secret)
+        self._server.count(num_responses=1)
+        return response
+
+    async def _turns(self, response: EngineResponse, generation: Generation, exchange: Exchange, scope: Scope) -> None:
         while True:
-            generation.id = response_id if response.turn == 1 else f"{response_id}-t{response.turn}"
+            generation.id = response.id if response.turn == 1 else f"{response.id}-t{response.turn}"
             if not await self._turn(generation, exchange, scope):
                 return
             choice = generation.choices[0]
-            await _send(exchange, TURN_EVENT, {"turn": response.turn, "finish_reason": choice.finish_reason})
+            ended = {"turn": response.turn, "finish_reason": choice.finish_reason}
+            await _send(exchange, server_sent_event(ended, TURN_EVENT))
             outputs = await self._injectable(response, choice.calls, exchange)
             if outputs is None:
                 break
-            added = [choice.message(), *map(_tool_message, choice.calls, outputs)]
+            results = [tool_message(str(call.id), text) for call, text in zip(choice.calls, outputs, strict=True)]
+            added = [choice.message(), *results]
             await self._tell_injected(response, choice.calls, outputs, added, exchange)
             request = generation.request
             request = replace(request, messages=[*request.messages, *added])
             generation = self._generate(request)
             response.turn += 1
             exchange.restart()
-        await exchange.send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        await exchange.send({"type": "http.response.body", "body": DONE_EVENT.encode()})
 
     async def _turn(self, generation: Generation, exchange: Exchange, scope: Scope) -> bool:
         """Play one turn; whether it came to its end."""
@@ -159,7 +140,7 @@ class EngineApp(ChatApp):
             pieces = []
         for due_s, piece in generation.sent(pieces):
             await exchange.until(due_s)
-            await _send(exchange, None, piece)
+            await _send(exchange, server_sent_event(piece))
         match fault:
             case Hang():
                 await exchange.forever()
@@ -171,8 +152,8 @@ class EngineApp(ChatApp):
         return False
 
     async def _injectable(
-        self, response: _Response, calls: Sequence[ScriptedCall], exchange: Exchange
-    ) -> list[Any] | None:
+        self, response: EngineResponse, calls: Sequence[ScriptedCall], exchange: Exchange
+    ) -> list[str] | None:
         """The outputs of all calls of the turn, waiting for those that are pending; None to end the response."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._server.behaviour.hold_s
@@ -191,9 +172,9 @@ class EngineApp(ChatApp):
 
     async def _tell_injected(
         self,
-        response: _Response,
+        response: EngineResponse,
         calls: Sequence[ScriptedCall],
-        outputs: Sequence[Any],
+        outputs: Sequence[str],
         added: list[dict[str, Any]],
         exchange: Exchange,
     ) -> None:
@@ -201,49 +182,73 @@ class EngineApp(ChatApp):
         self._server.count(num_injected=1)
         if behaviour.before_injected is not None:
             await exchange.until_open(behaviour.before_injected)
-        told = added if behaviour.injected is None else behaviour.injected(added)
         injected = [
             {"name": call.name, "params": json.loads(call.text), "output": output, "tool_call_id": call.id}
             for call, output in zip(calls, outputs, strict=True)
         ]
-        data = told if isinstance(told, str) else {"turn": response.turn, "injected": injected, "messages": told}
-        await _send(exchange, INJECTED_EVENT, data)
+        response.injected += injected
+        told = added if behaviour.injected is None else behaviour.injected(added)
+        if isinstance(told, str):
+            event = f"event: {INJECTED_EVENT}\ndata: {told}\n\n"
+        else:
+            data = {"turn": response.turn, "injected": injected, "messages": told}
+            event = server_sent_event(data, INJECTED_EVENT)
+        await _send(exchange, event)
 
     async def _outputs(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await whole_body(receive)
+        response_id = scope["path"].removeprefix(OUTPUTS_PATH)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        response = await self._response(scope["path"].removeprefix(OUTPUTS_PATH))
-        status, answer = self._handled(scope["method"], body, response, headers.get(SECRET_HEADER.lower()))
-        if status != 200:
+        secret = headers.get(SECRET_HEADER.lower())
+        try:
+            match scope["method"]:
+                case "POST":
+                    answer = await self._post(response_id, secret, body)
+                case "GET":
+                    answer = self._find(response_id, secret, may_be_finished=True).status()
+                case "DELETE":
+                    answer = self._end(response_id, secret)
+                case method:
+                    await send_json(send, error_body(f"no {method} here", "invalid_request_error"), 405)
+                    return
+        except WireError as refusal:
+            await _refuse(send, refusal)
+        else:
+            await send_json(send, answer)
+
+    async def _post(self, response_id: str, secret: str | None, body: bytes) -> dict[str, Any]:
+        try:
+            await self._registration(response_id)
+            response = self._find(response_id, secret, may_be_finished=True)
+            if (status := self._server.behaviour.post_status) is not None:
+                raise WireError(status, "the behaviour of this engine", "refused")
+            response = self._find(response_id, secret)
+            outputs = read_tool_outputs(body)
+        except WireError:
             self._server.count(num_refused_posts=1)
-            answer = error_body("refused", "invalid_request_error")
-        await send_json(send, answer, status)
-
-    def _handled(self, method: str, body: bytes, response: _Response | None, secret: str | None) -> tuple[int, Any]:
-        if response is None or response.secret != secret:
-            return 404, None
-        if method == "DELETE":
-            self._server.count(num_deleted=1)
-            return 200, {}
-        if (status := self._server.behaviour.post_status) is not None:
-            return status, None
-        if response.is_finished:
-            return 409, None
-        try:
-            kinds = [response.take(entry) for entry in json.loads(body)]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return 422, None
+            raise
+        kinds = [kind for output in outputs if (kind := response.take(output)) is not None]
         self._server.count(num_posts=1, **{kind: kinds.count(kind) for kind in kinds})
-        return 200, {"cached": len(kinds)}
+        return {"cached": len(kinds)}
 
-    async def _response(self, response_id: str) -> _Response | None:
-        # A post may overtake the chat request that it is for.
-        try:
+    def _end(self, response_id: str, secret: str | None) -> dict[str, Any]:
+        self._find(response_id, secret).end()
+        self._server.count(num_deleted=1)
+        return {"response_id": response_id, "state": "finished"}
+
+    def _find(self, response_id: str, secret: str | None, *, may_be_finished: bool = False) -> EngineResponse:
+        response = self._responses.get(response_id)
+        if response is None or response.secret != secret:
+            raise WireError(404, "no response with this id and secret", "unknown_response")
+        if response.is_finished and not may_be_finished:
+            raise WireError(409, "the response has finished", "finished")
+        return response
+
+    async def _registration(self, response_id: str) -> None:
+        """Wait for the chat request, which a post may overtake, but not for long."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REGISTRATION_S), self._registered:
                 await self._registered.wait_for(lambda: response_id in self._responses)
-        except TimeoutError:
-            return None
-        return self._responses[response_id]
 
 
 def _has_no_head(fault: Fault | None) -> bool:
@@ -253,20 +258,9 @@ def _has_no_head(fault: Fault | None) -> bool:
     return isinstance(fault, HttpError)
 
 
-def _key_of(call: ScriptedCall) -> str | None:
-    try:
-        return call_key(call.name, json.loads(call.text))
-    except (TypeError, ValueError):
-        return None
+async def _send(exchange: Exchange, event: str) -> None:
+    await exchange.send({"type": "http.response.body", "body": event.encode(), "more_body": True})
 
 
-def _tool_message(call: ScriptedCall, output: Any) -> dict[str, Any]:
-    content = output if isinstance(output, str) else json.dumps(output, separators=(",", ":"))
-    return {"role": "tool", "tool_call_id": call.id, "content": content}
-
-
-async def _send(exchange: Exchange, name: str | None, data: Any) -> None:
-    head = b"" if name is None else f"event: {name}\n".encode()
-    text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
-    body = head + b"data: " + text.encode() + b"\n\n"
-    await exchange.send({"type": "http.response.body", "body": body, "more_body": True})
+async def _refuse(send: Send, error: WireError) -> None:
+    await send_json(send, error.body(), error.status, [_FROM_THE_PLUGIN])

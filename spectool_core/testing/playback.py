@@ -10,10 +10,11 @@ from typing import Any
 from spectool_core.testing.exchange import Exchange, response_start, send_body, send_json
 from spectool_core.testing.faults import DroppedConnection, Hang, HttpError, TruncatedAnswer
 from spectool_core.testing.wire import Generation, error_body
+from spectool_core.vllm.wire import DONE_EVENT
 
 __all__ = ["Playback"]
 
-_DONE = b"data: [DONE]\n\n"
+_DONE = DONE_EVENT.encode()
 
 
 class Playback:

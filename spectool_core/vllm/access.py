@@ -35,4 +35,4 @@ class ApiKeys:
         for known in self._digests:
             is_known |= secrets.compare_digest(digest, known)
         if scheme.lower() != "bearer" or not is_known:
-            raise WireError(401, "no valid API key", "invalid_api_key")
+            raise WireError(401, "Authorization: no valid API key; expected 'Bearer <key>'", "invalid_api_key")

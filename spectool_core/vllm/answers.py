@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from spectool_core.vllm.formats.format import load
+from spectool_core.vllm.formats.format import load_json
 from spectool_core.vllm.rendering import Message
 from spectool_core.vllm.turns import keys_of
+from spectool_core.vllm.wire import DONE
 
 __all__ = ["AnswerMessage", "calls_of", "event_data", "single_pieces"]
 
@@ -18,7 +19,7 @@ _DATA = "data: "
 def event_data(event: str) -> dict[str, Any] | None:
     """The object of a server-sent event; None for `[DONE]` and comments."""
     text = event.strip()
-    if not text.startswith(_DATA) or text == "data: [DONE]":
+    if not text.startswith(_DATA) or text == _DATA + DONE:
         return None
     data = json.loads(text.removeprefix(_DATA))
     return data if isinstance(data, dict) else None
@@ -35,11 +36,19 @@ def single_pieces(chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
     pieces = delta.get("tool_calls") or ()
     if len(pieces) < 2:
         return [dict(chunk)]
-    begun = {**delta, "tool_calls": list(pieces[:1])}
-    deltas = [begun, *({"tool_calls": [piece]} for piece in pieces[1:])]
-    parts = [{**chunk, "choices": [{**choices[0], "delta": part, "finish_reason": None}]} for part in deltas]
-    parts[-1]["choices"][0]["finish_reason"] = choices[0].get("finish_reason")
-    return parts
+    of_tokens = {name: empty for name, empty in _OF_TOKENS.items() if choices[0].get(name)}
+    of_end = {name: choices[0][name] for name in _OF_END if name in choices[0]}
+    middle = {name: value for name, value in choices[0].items() if name not in of_end} | {"finish_reason": None}
+    deltas = [{**delta, "tool_calls": list(pieces[:1])}, *({"tool_calls": [piece]} for piece in pieces[1:])]
+    parts = [{**middle, **(of_tokens if number else {}), "delta": part} for number, part in enumerate(deltas)]
+    parts[-1].update(of_end)
+    return [{**chunk, "choices": [part]} for part in parts]
+
+
+_OF_TOKENS: dict[str, Any] = {"logprobs": None, "token_ids": []}
+"""What a choice tells of its tokens, which the first of several pieces brings, and what the others say of none."""
+
+_OF_END = ("finish_reason", "stop_reason")
 
 
 class AnswerMessage:
@@ -81,7 +90,7 @@ class AnswerMessage:
             call["name"] += function.get("name") or ""
             call["arguments"] += function.get("arguments") or ""
 
-    def message(self) -> Message:
+    def as_dict(self) -> Message:
         """In OpenAI format, as a client would send it back."""
         content = "".join(self._content) or None
         if not self._calls:
@@ -105,7 +114,7 @@ def calls_of(message: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]] | N
     calls: list[tuple[str, dict[str, Any]]] = []
     for call in message.get("tool_calls") or ():
         try:
-            arguments = load(call["function"]["arguments"])
+            arguments = load_json(call["function"]["arguments"])
         except ValueError:
             return None
         if not isinstance(arguments, dict):

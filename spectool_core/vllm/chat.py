@@ -16,21 +16,17 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.serve.utils.sse_keep_alive import with_sse_keep_alive
 from vllm.logger import init_logger
 
+from spectool_core.vllm.engine_commands import EngineCommands
 from spectool_core.vllm.formats import tool_format
+from spectool_core.vllm.hooks import check_hooks
+from spectool_core.vllm.injector import Injector
 from spectool_core.vllm.rendering import ConversationRenderer, Message, ModelTokens, RenderingRefusedError
-from spectool_core.vllm.requirements import check_hooks
-from spectool_core.vllm.residents import Resident
 from spectool_core.vllm.response_bodies import completion_of_last_turn, events_of_last_turn, events_of_turns
-from spectool_core.vllm.sequences import (
-    EngineCommands,
-    EngineRequest,
-    EngineSequence,
-    ScheduledSequence,
-    SessionSequence,
-)
+from spectool_core.vllm.sequences import EngineRequest, EngineSequence, ScheduledSequence, SessionSequence
 from spectool_core.vllm.settings import EngineSettings
 from spectool_core.vllm.tool_cache import CachedResponse, ToolCache
-from spectool_core.vllm.turn_serving import RefusedAnswerError, ResidentResponse, TurnClient, TurnServer
+from spectool_core.vllm.turn_client import TurnClient
+from spectool_core.vllm.turn_serving import RefusedAnswerError, ResidentResponse, TurnServer
 from spectool_core.vllm.wire import ID_PREFIX, REPLY_HEADER, REQUEST_ID_HEADER, SECRET_HEADER, TURNS_HEADER
 
 __all__ = ["ToolChat", "response_id_of"]
@@ -78,7 +74,8 @@ class ToolChat:
         *,
         keep_alive_s: float,
     ) -> None:
-        check_hooks({"OpenAIServingChat": (chat_handler, HANDLER_HOOKS)}, vllm.__version__)
+        hooks = {"OpenAIServingChat": (chat_handler, HANDLER_HOOKS)}
+        check_hooks(hooks, vllm.__version__, "client mode works with every version")
         self._engine_client = engine_client
         self._handler = copy.copy(chat_handler)
         self._handler.engine_client = TurnClient(engine_client)
@@ -86,7 +83,10 @@ class ToolChat:
         self._cache = cache
         self._settings = settings
         self._keep_alive_s = keep_alive_s
-        self._residents: dict[str, ResidentResponse] = {}
+        # A parked sequence holds one of the worker's slots.
+        max_num_seqs: int = engine_client.vllm_config.scheduler_config.max_num_seqs
+        self._max_parked = min(settings.max_parked, max_num_seqs // 2)
+        self._responses: dict[str, ResidentResponse] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._templates_with_ids: LRUCache[str, bool] = LRUCache(256)
         tokenizer = self._handler.renderer.tokenizer
@@ -107,7 +107,7 @@ class ToolChat:
         """
         cached = self._cache.begin(response_id_of(request, raw_request), raw_request.headers[SECRET_HEADER])
         try:
-            response = self._residents[cached.id] = self._resident(request, raw_request, cached)
+            response = self._responses[cached.id] = self._new_response(request, raw_request, cached)
         except BaseException:
             self._cache.end(cached)
             raise
@@ -133,7 +133,7 @@ class ToolChat:
         self._close_soon(response)
         return JSONResponse(completion, headers={REPLY_HEADER: "1"})
 
-    def _resident(
+    def _new_response(
         self, request: ChatCompletionRequest, raw_request: Request, cached: CachedResponse
     ) -> ResidentResponse:
         pristine = request.model_copy(deep=True)
@@ -149,7 +149,7 @@ class ToolChat:
             return list(result[1][0]["prompt_token_ids"])
 
         has_own_budgets = raw_request.headers.get(TURNS_HEADER) == "1"
-        resident = Resident(
+        injector = Injector(
             cached,
             self._cache,
             ConversationRenderer(
@@ -160,7 +160,7 @@ class ToolChat:
             may_wait=self._may_wait,
             next_max_tokens=(lambda num_tokens: self._max_tokens(pristine, num_tokens)) if has_own_budgets else None,
         )
-        return ResidentResponse(self._server, pristine, raw_request, cached.id.removeprefix(ID_PREFIX), resident)
+        return ResidentResponse(self._server, pristine, raw_request, cached.id.removeprefix(ID_PREFIX), injector)
 
     def _max_tokens(self, request: ChatCompletionRequest, num_prompt_tokens: int) -> int:
         """What a request with this prompt may write (vllm/entrypoints/serve/utils/api_utils.py, get_max_tokens)."""
@@ -173,28 +173,29 @@ class ToolChat:
         return min(limit for limit in limits if limit is not None)
 
     def _may_wait(self) -> bool:
-        num_parked = sum(response.resident.cached.state == "parked" for response in self._residents.values())
-        return num_parked <= self._settings.max_parked
+        # The one that asks is parked already, and counted.
+        num_parked = sum(response.injector.cached.state == "parked" for response in self._responses.values())
+        return num_parked <= self._max_parked
 
     def _stream(self, response: ResidentResponse, events: AsyncIterator[str]) -> Any:
         return _ResidentStream(with_sse_keep_alive(events, self._keep_alive_s), lambda: self._close_soon(response))
 
     async def posted(self, response_id: str) -> None:
         """Entries of this response have changed; returns when the engine knows."""
-        response = self._residents.get(response_id)
+        response = self._responses.get(response_id)
         if response is not None:
-            await response.resident.sync()
+            await response.injector.sync()
 
     async def end(self, response_id: str) -> None:
         """Nobody wants the rest of this response."""
-        response = self._residents.get(response_id)
+        response = self._responses.get(response_id)
         if response is not None:
-            response.resident.end_soon()
+            response.injector.end_soon()
             await self._engine_client.abort(response_id)
 
     def _close_soon(self, response: ResidentResponse) -> None:
-        if self._residents.get(response.resident.cached.id) is response:
-            del self._residents[response.resident.cached.id]
+        if self._responses.get(response.injector.cached.id) is response:
+            del self._responses[response.injector.cached.id]
         # In a task of its own: the request's may be being cancelled.
         self._in_background(response.aclose())
 

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from spectool_core.vllm.injection import Finish, Plan, continuation_or_finish
-from spectool_core.vllm.scheduler import SchedulerStatistics, ToolCaching
+from spectool_core.vllm.scheduler import SchedulerStatistics, ToolCacheMixin
 from spectool_core.vllm.turns import Response
 
 __all__ = ["Commands"]
@@ -21,17 +21,16 @@ class Commands:
         scheduler: the engine core's.
     """
 
-    def __init__(self, scheduler: ToolCaching) -> None:
+    def __init__(self, scheduler: ToolCacheMixin) -> None:
         self._scheduler = scheduler
 
-    def announce(self, response_id: str, options: dict[str, Any]) -> dict[str, Any]:
+    def announce(self, response_id: str, end_ids: list[int]) -> None:
         """A chat request is about to come that may be posted to, or has just come."""
-        response = self._scheduler.tool_responses.announce(response_id, options["end_ids"])
+        response = self._scheduler.tool_responses.announce(response_id, end_ids)
         if response.state == "early":
             self._scheduler.tool_begin_late(response_id)
-        return self._state_of(response)
 
-    def plan(self, response_id: str, plan: dict[str, Any]) -> dict[str, Any]:
+    def plan(self, response_id: str, plan: dict[str, Any]) -> None:
         """Take a `Plan`."""
         response = self._scheduler.tool_responses.get(response_id)
         if response is not None and response.state != "finished":
@@ -44,9 +43,8 @@ class Commands:
                     max_tokens=plan["max_tokens"],
                 )
             )
-        return self._state_of(response)
 
-    def expect(self, response_id: str, keys: list[str], turn: int | None) -> dict[str, Any]:
+    def expect(self, response_id: str, keys: list[str], turn: int | None) -> None:
         """The call keys that are cached or pending from now on; plans of others are dropped."""
         response = self._scheduler.tool_responses.get(response_id)
         if response is not None and response.state != "finished":
@@ -54,7 +52,6 @@ class Commands:
             response.expected[turn] = frozenset(keys)
             if gone:
                 response.withdraw(gone)
-        return self._state_of(response)
 
     def turns(self, response_id: str) -> list[dict[str, Any]]:
         """How each turn so far has ended; see `TurnRecord`."""
@@ -112,8 +109,3 @@ class Commands:
         if response is None or response.state != "parked" or response.turn != turn:
             return None
         return self._scheduler.tool_parked.get(response.request_id or "")
-
-    def _state_of(self, response: Response | None) -> dict[str, Any]:
-        if response is None:
-            return {"state": "unknown", "turn": 0}
-        return {"state": response.state, "turn": response.turn}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from spectool_core.vllm.commands import Commands
-from spectool_core.vllm.scheduler import ToolCaching
+from spectool_core.vllm.scheduler import ToolCacheMixin
 
 __all__ = ["COMMANDS", "install"]
 
@@ -18,7 +18,7 @@ COMMANDS = frozenset({"announce", "expect", "level", "plan", "release", "resume"
 def spectool(self: Any, command: str, arguments: list[Any]) -> Any:
     """Call one of `COMMANDS`, between two steps."""
     scheduler = self.scheduler
-    if not isinstance(scheduler, ToolCaching):
+    if not isinstance(scheduler, ToolCacheMixin):
         raise TypeError(
             f"scheduler_cls: {type(scheduler).__name__}; allowed: a scheduler of spectool_core.vllm.scheduler"
         )

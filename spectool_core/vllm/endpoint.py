@@ -17,7 +17,7 @@ from vllm.logger import init_logger
 from spectool_core.errors import ConfigurationError
 from spectool_core.vllm.access import ApiKeys
 from spectool_core.vllm.chat import ToolChat, response_id_of
-from spectool_core.vllm.sequences import EngineCommands, EngineGoneError
+from spectool_core.vllm.engine_commands import EngineCommands, EngineGoneError
 from spectool_core.vllm.settings import EngineSettings
 from spectool_core.vllm.tool_cache import CachedResponse, Limits, ToolCache
 from spectool_core.vllm.wire import OUTPUTS_PATH, REPLY_HEADER, SECRET_HEADER, WireError, read_tool_outputs
@@ -43,14 +43,16 @@ class ToolCacheEndpoint:
 
     def attach_router(self, app: FastAPI) -> None:
         """Add the routes; the one of chat completions replaces vLLM's."""
-        answer = with_cancellation(load_aware_call(self._answer))
+        answer = with_cancellation(load_aware_call(_answer))
 
         async def create_chat_completion(request: ChatCompletionRequest, raw_request: Request) -> Any:
-            if self._cache.is_running(response_id_of(request, raw_request)):
-                return _refusal(WireError(409, "a response with this id is running", "duplicate_id"))
+            try:
+                self._cache.check_new(response_id_of(request, raw_request))
+            except WireError as exc:
+                return _refusal(exc)
             if raw_request.headers.get(SECRET_HEADER) is None or self._chat is None or self._cache.is_full:
                 return await api_router.create_chat_completion(request, raw_request)
-            return await answer(request, raw_request)
+            return await answer(request, raw_request, self._chat)
 
         async def cache_tool_output(response_id: str, raw_request: Request) -> Any:
             return await _reply(self._post(response_id, raw_request))
@@ -95,17 +97,10 @@ class ToolCacheEndpoint:
                 keep_alive_s=float(getattr(args, "sse_keep_alive_interval", 0) or 0),
             )
 
-    async def _answer(self, request: ChatCompletionRequest, raw_request: Request) -> Any:
-        if self._chat is None:
-            return await api_router.create_chat_completion(request, raw_request)
-        return await _reply(self._chat.answer(request, raw_request))
-
     async def _post(self, response_id: str, raw_request: Request) -> dict[str, Any]:
         self._keys.check(raw_request.headers.get("Authorization"))
         cached = await self._find_soon(response_id, raw_request.headers.get(SECRET_HEADER))
         outputs = read_tool_outputs(await _read_body(raw_request, self._cache.limits.max_body_bytes))
-        if cached.state == "finished":
-            raise WireError(409, "the response has finished", "finished")
         num_cached = self._cache.post(cached, outputs)
         if self._chat is not None:
             try:
@@ -149,6 +144,10 @@ class ToolCacheEndpoint:
             reset = raw_request.query_params.get("reset") == "1"
             counts = {"level": await self._commands.call("level"), **await self._commands.call("statistics", reset)}
         return {**counts, "num_resident": len(self._cache), "num_cached_bytes": self._cache.num_bytes}
+
+
+async def _answer(request: ChatCompletionRequest, raw_request: Request, chat: ToolChat) -> Any:
+    return await _reply(chat.answer(request, raw_request))
 
 
 async def _engine_commands(engine_client: Any, settings: EngineSettings) -> EngineCommands | None:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from spectool_core.vllm.wire import RefusalReason
+
 __all__ = [
     "Continuation",
     "Finish",
@@ -14,6 +16,7 @@ __all__ = [
     "Plan",
     "TurnEnd",
     "computed_frontier",
+    "continuation_or_finish",
     "draft",
     "find",
     "turn_end",
@@ -64,7 +67,7 @@ class Park:
 class Finish:
     """An ordinary finish; the calls go to the client."""
 
-    reason: str
+    reason: RefusalReason
 
 
 TurnEnd: TypeAlias = Inject | Park | Finish

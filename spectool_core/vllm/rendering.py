@@ -8,11 +8,12 @@ injected: the client path goes on with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from spectool_core.vllm.formats import ToolFormat
+from spectool_core.vllm.injection import find
 
 __all__ = [
     "ConversationRenderer",
@@ -167,7 +168,7 @@ class ConversationRenderer:
             raise RenderingRefusedError("the chat template writes tool call ids, which are not known yet")
         call = call_message([(name, params)], self._IDS[:1])
         rendered = await self.after(messages, prompt_ids, call, [text])
-        start = _find(rendered.call_ids, self._tokens.start_ids)
+        start = max(0, find(rendered.call_ids, self._tokens.start_ids))
         return Rendered(rendered.call_ids[start:], rendered.suffix_ids, rendered.num_prompt_tokens)
 
     async def after(
@@ -215,11 +216,3 @@ class ConversationRenderer:
 
 def _gone_on(messages: Sequence[Message], name: str, params: Mapping[str, Any], id_: str, text: str) -> list[Message]:
     return [*messages, call_message([(name, params)], [id_]), tool_message(id_, text)]
-
-
-def _find(token_ids: Sequence[int], marker: Collection[int]) -> int:
-    size = len(marker)
-    for index in range(len(token_ids) - size + 1) if size else ():
-        if list(token_ids[index : index + size]) == list(marker):
-            return index
-    return 0

@@ -8,11 +8,9 @@ from typing import Any
 
 from spectool_core.vllm.tool_cache import Injected
 from spectool_core.vllm.turn_serving import ResidentResponse, TurnAnswer
-from spectool_core.vllm.wire import INJECTED_EVENT, TURN_EVENT, server_sent_event
+from spectool_core.vllm.wire import DONE_EVENT, INJECTED_EVENT, TURN_EVENT, server_sent_event
 
 __all__ = ["completion_of_last_turn", "events_of_last_turn", "events_of_turns"]
-
-_DONE = "data: [DONE]\n\n"
 
 
 async def events_of_turns(
@@ -33,7 +31,7 @@ async def events_of_turns(
                 break
             if answer.completion is not None:
                 yield server_sent_event(answer.completion)
-            over = {"turn": answer.number, "finish_reason": answer.answer.finish_reason}
+            over = {"turn": answer.number, "finish_reason": answer.message.finish_reason}
             yield server_sent_event(over, TURN_EVENT)
             following = await response.go_on(answer)
             if following is None:
@@ -45,7 +43,7 @@ async def events_of_turns(
             answer = next_answer
     except Exception as exc:
         yield f"data: {error_data(exc)}\n\n"
-    yield _DONE
+    yield DONE_EVENT
 
 
 async def events_of_last_turn(
@@ -64,7 +62,7 @@ async def events_of_last_turn(
                 model = data.get("model", model) if data else model
                 shown = event if answer.number == 1 or data is None else _continued(data, response_id)
                 held.append(shown)
-                if _is_shown(data) and not answer.answer.has_calls:
+                if _is_shown(data) and not answer.message.has_calls:
                     for known in held:
                         yield known
                     held = []
@@ -79,7 +77,7 @@ async def events_of_last_turn(
             yield server_sent_event(_injected_chunk(response_id, model, injected))
     except Exception as exc:
         yield f"data: {error_data(exc)}\n\n"
-    yield _DONE
+    yield DONE_EVENT
 
 
 async def completion_of_last_turn(response: ResidentResponse, answer: TurnAnswer, response_id: str) -> dict[str, Any]:

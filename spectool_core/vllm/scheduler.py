@@ -20,6 +20,7 @@ from vllm.v1.request import RequestStatus
 
 from spectool_core.errors import ConfigurationError
 from spectool_core.vllm.formats import tool_format
+from spectool_core.vllm.hooks import check_hooks, scheduler_hooks
 from spectool_core.vllm.injection import (
     Continuation,
     Finish,
@@ -29,16 +30,23 @@ from spectool_core.vllm.injection import (
     computed_frontier,
     turn_end,
 )
-from spectool_core.vllm.requirements import check_hooks, scheduler_hooks
 from spectool_core.vllm.settings import EngineSettings
 from spectool_core.vllm.turns import Response, Responses, keys_of, response_ids_of
+from spectool_core.vllm.wire import RefusalReason
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as StockMethods
 else:
     StockMethods = object
 
-__all__ = ["AsyncToolScheduler", "SchedulerStatistics", "ToolCaching", "ToolScheduler", "tool_scheduler"]
+__all__ = [
+    "AsyncToolScheduler",
+    "SchedulerStatistics",
+    "ToolCacheMixin",
+    "ToolScheduler",
+    "tool_scheduler",
+    "why_not_extendable",
+]
 
 
 @dataclass(slots=True)
@@ -57,12 +65,15 @@ class SchedulerStatistics:
     num_yielded: int = 0
 
 
-class ToolCaching(StockMethods):
+class ToolCacheMixin(StockMethods):
     """What both schedulers have in common."""
+
+    # State and what others call begin with `tool_`: the object also holds vLLM's members, and each version adds some.
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        check_hooks(scheduler_hooks(self, RequestStatus), vllm.__version__)
+        advice = "the level 'sessions' needs no scheduler"
+        check_hooks(scheduler_hooks(self, RequestStatus), vllm.__version__, advice)
         settings = EngineSettings.of(self.vllm_config.additional_config)
         self.tool_statistics = SchedulerStatistics()
         self.tool_responses = Responses(settings.max_responses)
@@ -104,7 +115,7 @@ class ToolCaching(StockMethods):
 
     def _tool_begin(self, request: Any) -> None:
         response = self.tool_responses.begin(request.request_id)
-        if response is not None and (reason := _left_alone(request)):
+        if response is not None and (reason := why_not_extendable(request)) is not None:
             response.record("finished", (), 0, reason)
             self.tool_responses.end(request.request_id)
 
@@ -174,6 +185,8 @@ class ToolCaching(StockMethods):
         end: TurnEnd
         if request.status != RequestStatus.FINISHED_STOPPED or output[-1] not in response.end_ids:
             end = Finish("stopped_otherwise")
+        elif not response.has_posts:
+            end = Finish("nothing_cached")  # looking for calls would decode the whole output
         elif not (keys := self._keys_in(output)):
             end = Finish("no_calls")
         else:
@@ -276,8 +289,12 @@ class ToolCaching(StockMethods):
         return bool(super().reset_prefix_cache(reset_running_requests, *args, **kwargs))
 
 
-def _left_alone(request: Any) -> str:
-    """Why a request cannot be extended; empty if it can."""
+def why_not_extendable(request: Any) -> RefusalReason | None:
+    """Why the engine cannot extend a request; None if it can.
+
+    `turn_client.why_not_resident` looks at the chat request, which this process does not see; here stands what would
+    break the scheduler, whoever announced the response.
+    """
     params = request.sampling_params
     if params is None or request.resumable:
         return "no_generation"
@@ -285,18 +302,18 @@ def _left_alone(request: Any) -> str:
         return "structured_output"
     if params.prompt_logprobs is not None:
         return "prompt_logprobs"
-    return "several_samples" if params.n > 1 else ""
+    return "several_samples" if params.n > 1 else None
 
 
-class ToolScheduler(ToolCaching, Scheduler):
+class ToolScheduler(ToolCacheMixin, Scheduler):
     """The plain scheduler with a tool cache; needed for draft tokens."""
 
 
-class AsyncToolScheduler(ToolCaching, AsyncScheduler):
+class AsyncToolScheduler(ToolCacheMixin, AsyncScheduler):
     """The asynchronous scheduler, which prepares a step while the one before runs, with a tool cache."""
 
 
-def tool_scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> ToolCaching:
+def tool_scheduler(*args: Any, vllm_config: Any, **kwargs: Any) -> ToolCacheMixin:
     """The scheduler with a tool cache that fits the configuration, for `--scheduler-cls`."""
     scheduler = AsyncToolScheduler if vllm_config.scheduler_config.async_scheduling else ToolScheduler
     return scheduler(*args, vllm_config=vllm_config, **kwargs)

@@ -6,29 +6,17 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from vllm.engine.protocol import StreamingInput
 from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-__all__ = [
-    "EngineCommands",
-    "EngineGoneError",
-    "EngineRequest",
-    "EngineSequence",
-    "ScheduledSequence",
-    "SessionSequence",
-    "TurnEnd",
-]
+from spectool_core.vllm.engine_commands import EngineCommands
+from spectool_core.vllm.turns import EndedTurn
 
-COMMAND_TIMEOUT_S = 60.0
-_LOOK_S = 0.2
-
-
-class EngineGoneError(Exception):
-    """The engine core does not answer any more."""
+__all__ = ["EngineRequest", "EngineSequence", "ScheduledSequence", "SessionSequence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,55 +36,6 @@ class EngineRequest:
     options: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TurnEnd:
-    """How the engine ended a turn.
-
-    Args:
-        outcome: "injected" has gone on; "parked" waits for `resume` or `release`; "finished" is over.
-        keys: the turn's call keys; None where only the API server reads calls.
-        reason: why it was finished.
-    """
-
-    outcome: Literal["injected", "parked", "finished"]
-    keys: tuple[str, ...] | None = None
-    reason: str = ""
-
-
-class EngineCommands:
-    """The one utility method that the general plugin adds to EngineCore.
-
-    Args:
-        engine_client: vLLM's.
-    """
-
-    def __init__(self, engine_client: Any) -> None:
-        self._engine_client = engine_client
-
-    def begin(self, command: str, *arguments: Any) -> asyncio.Task[Any]:
-        """Call a command; it is sent in the task's first step, so ahead of what is sent by tasks made later."""
-        calling = self._engine_client.engine_core.call_utility_async("spectool", command, list(arguments))
-        return asyncio.get_running_loop().create_task(calling)
-
-    async def call(self, command: str, *arguments: Any) -> Any:
-        """Call a command of `commands.Commands`, between two steps of the engine.
-
-        Raises:
-            EngineGoneError: no answer; where the engine dies, vLLM leaves such calls open.
-        """
-        answer = self.begin(command, *arguments)
-        try:
-            for _ in range(round(COMMAND_TIMEOUT_S / _LOOK_S)):
-                await asyncio.wait((answer,), timeout=_LOOK_S)
-                if answer.done() or self._engine_client.errored:
-                    break
-            if not answer.done():
-                raise EngineGoneError(f"the engine does not answer the command {command}")
-            return answer.result()
-        finally:
-            answer.cancel()
-
-
 class EngineSequence(ABC):
     """One request of the engine, read as deltas.
 
@@ -104,8 +43,6 @@ class EngineSequence(ABC):
         engine_client: vLLM's.
         request: the first turn's.
     """
-
-    num_written = 0
 
     def __init__(self, engine_client: Any, request: EngineRequest) -> None:
         self._engine_client = engine_client
@@ -116,7 +53,7 @@ class EngineSequence(ABC):
     def _open(self) -> AsyncGenerator[RequestOutput, None]: ...
 
     @abstractmethod
-    async def turn_end(self, turn: int) -> TurnEnd:
+    async def turn_end(self, turn: int) -> EndedTurn:
         """How the turn was ended whose end token has come."""
 
     @abstractmethod
@@ -154,7 +91,7 @@ class ScheduledSequence(EngineSequence):
     ) -> None:
         super().__init__(engine_client, request)
         self._commands = commands
-        self._announcing = commands.begin("announce", request.request_id, {"end_ids": sorted(end_ids)})
+        self._announcing = commands.begin("announce", request.request_id, sorted(end_ids))
         self._announcing.add_done_callback(_retrieve)
 
     async def _open(self) -> AsyncGenerator[RequestOutput, None]:
@@ -169,14 +106,14 @@ class ScheduledSequence(EngineSequence):
         finally:
             await outputs.aclose()
 
-    async def turn_end(self, turn: int) -> TurnEnd:
+    async def turn_end(self, turn: int) -> EndedTurn:
         """See `EngineSequence`."""
         for record in await self._commands.call("turns", self._request.request_id):
             if record["turn"] == turn and record["outcome"] in ("injected", "parked"):
-                return TurnEnd(record["outcome"], tuple(record["keys"]))
+                return EndedTurn(record["outcome"], tuple(record["keys"]))
             if record["turn"] == turn:
-                return TurnEnd("finished", tuple(record["keys"]), record["reason"] or record["outcome"])
-        return TurnEnd("finished", reason="unknown_to_the_engine")
+                return EndedTurn("finished", tuple(record["keys"]), record["reason"] or None)
+        return EndedTurn("finished")
 
     async def resume(self, turn: int, end_id: int, suffix_ids: Sequence[int], max_tokens: int | None) -> bool:  # noqa: ARG002
         """See `EngineSequence`."""
@@ -202,33 +139,34 @@ class SessionSequence(EngineSequence):
         self._num_tokens = len(request.prompt["prompt_token_ids"])
         super().__init__(engine_client, request)
 
-    def _open(self) -> AsyncGenerator[RequestOutput, None]:
+    async def _open(self) -> AsyncGenerator[RequestOutput, None]:
         request = self._request
         options = {name: value for name, value in request.options.items() if name in _SESSION_OPTIONS}
         self._inputs.put_nowait(StreamingInput(prompt=request.prompt))
-        generate = self._engine_client.generate
-        outputs: AsyncGenerator[RequestOutput, None] = generate(
-            self._read_inputs(), request.params, request.request_id, **options
-        )
-        return outputs
+        outputs = self._engine_client.generate(self._read_inputs(), request.params, request.request_id, **options)
+        try:
+            async for output in outputs:
+                self._num_tokens += len(output.outputs[0].token_ids)
+                yield output
+        finally:
+            await outputs.aclose()
 
     async def _read_inputs(self) -> AsyncGenerator[StreamingInput, None]:
         while (given := await self._inputs.get()) is not None:
             yield given
 
-    async def turn_end(self, turn: int) -> TurnEnd:  # noqa: ARG002
+    async def turn_end(self, turn: int) -> EndedTurn:  # noqa: ARG002
         """See `EngineSequence`."""
-        return TurnEnd("parked")
+        return EndedTurn("parked")
 
     async def resume(self, turn: int, end_id: int, suffix_ids: Sequence[int], max_tokens: int | None) -> bool:  # noqa: ARG002
         """See `EngineSequence`."""
         params = self._request.params.clone()
         params.max_tokens = max_tokens
-        num_tokens = self._num_tokens + self.num_written + len(suffix_ids)
+        num_tokens = self._num_tokens + len(suffix_ids)
         if num_tokens + 1 > self._max_model_len or (max_tokens is not None and max_tokens < 1):
             return False
         self._num_tokens = num_tokens
-        self.num_written = 0
         # The engine drops the last token that was sampled, as it has no KV: it is sent again.
         self._inputs.put_nowait(StreamingInput(prompt=tokens_input([end_id, *suffix_ids]), sampling_params=params))
         return True

@@ -18,8 +18,6 @@ PLUGIN = "spectool"
 SCHEDULER = "spectool_core.vllm.scheduler.tool_scheduler"
 PROPOSER = "spectool_core.vllm.proposer.SilentProposer"
 
-# vLLM's own parser of each format, which answers the clients that get a call.
-PARSERS = {"qwen": "hermes", "harmony": "openai"}
 ONE_SERVER = ("--api-server-count", "--data-parallel-size", "-dp", "-asc")
 
 
@@ -50,10 +48,10 @@ def server_command(model: str, flags: Sequence[str], settings: EngineSettings, *
     Raises:
         ConfigurationError: a format that there is not, or more than one engine or API server.
     """
-    tool_format(settings.tool_format)
+    parser = tool_format(settings.tool_format).vllm_parser
     _check_one_server(flags)
     own = ["--additional-config", json.dumps({"spectool": settings.model_dump()})]
-    own += ["--enable-auto-tool-choice", "--tool-call-parser", PARSERS.get(settings.tool_format, settings.tool_format)]
+    own += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
     if settings.level != "sessions":
         own += ["--scheduler-cls", SCHEDULER]
     if settings.level == "o2+o3":
@@ -82,6 +80,8 @@ def server_environment(environment: Mapping[str, str], *, on_cpu: bool) -> dict[
 
 def _check_one_server(flags: Sequence[str]) -> None:
     for position, flag in enumerate(flags):
-        name, _, value = flag.partition("=")
-        if name in ONE_SERVER and (value or flags[position + 1 : position + 2] or [""]) not in ("1", ["1"]):
-            raise ConfigurationError(name, value or " ".join(flags[position + 1 : position + 2]), "1 in engine mode")
+        name, has_value, value = flag.partition("=")
+        if name in ONE_SERVER:
+            given = value if has_value else next(iter(flags[position + 1 :]), "")
+            if given != "1":
+                raise ConfigurationError(name, given, "1 in engine mode")

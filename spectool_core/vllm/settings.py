@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spectool_core.errors import ConfigurationError
-from spectool_core.vllm.wire import MAX_OUTPUT_BYTES
+from spectool_core.vllm.wire import MAX_ENTRIES, MAX_OUTPUT_BYTES
 
 __all__ = ["EngineSettings", "Level"]
 
@@ -38,7 +38,7 @@ class EngineSettings(BaseModel):
     hold_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
     max_parked: _Count = 16
     max_responses: _Count = 1024
-    max_entries: _Count = 64
+    max_entries: _Count = MAX_ENTRIES
     max_output_bytes: _Count = MAX_OUTPUT_BYTES
     num_draft_tokens: _Count = 32
 
@@ -55,11 +55,4 @@ class EngineSettings(BaseModel):
         try:
             return cls(**part)
         except ValidationError as exc:
-            error = exc.errors(include_url=False)[0]
-            field = str(error["loc"][0])
-            allowed = (
-                "one of the settings " + ", ".join(cls.model_fields)
-                if error["type"] == "extra_forbidden"
-                else error["msg"].removeprefix("Input should be ")
-            )
-            raise ConfigurationError(field, part.get(field), allowed) from None
+            raise ConfigurationError.of(exc, part, cls.model_fields) from None

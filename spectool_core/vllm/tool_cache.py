@@ -6,17 +6,29 @@ import hashlib
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from cachetools import TTLCache
 
-from spectool_core.vllm.wire import ToolOutput, WireError, call_key, output_text
+from spectool_core.vllm.wire import (
+    MAX_ENTRIES,
+    MAX_OUTPUT_BYTES,
+    SECRET_HEADER,
+    RefusalReason,
+    ToolOutput,
+    WireError,
+    call_key,
+    output_text,
+)
 
 __all__ = ["CachedResponse", "Entry", "Injected", "Limits", "ToolCache"]
 
 DEFAULT_KEEP_ALIVE_S = 60.0
+
+_Place: TypeAlias = tuple[int | None, str]
+"""The turn in which an entry counts, if it is one, and its call key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +43,8 @@ class Limits:
     """
 
     max_responses: int = 1024
-    max_entries: int = 64
-    max_output_bytes: int = 1 << 20
+    max_entries: int = MAX_ENTRIES
+    max_output_bytes: int = MAX_OUTPUT_BYTES
     max_bytes: int = 1 << 28
 
     @property
@@ -98,15 +110,15 @@ class CachedResponse:
     digest: bytes
     state: Literal["running", "parked", "finished"] = "running"
     turn: int = 1
-    entries: dict[tuple[int | None, str], Entry] = field(default_factory=dict)
+    entries: dict[_Place, Entry] = field(default_factory=dict)
     injected: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=256))
     refused: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=256))
     on_change: Callable[[], None] | None = None
     num_bytes: int = 0
 
-    def refuse(self, turn: int, reason: str) -> None:
-        """Note why a turn was not gone on from, or an output not used."""
-        noted = {"turn": turn, "reason": reason}
+    def refuse(self, turn: int, reason: RefusalReason, detail: str = "") -> None:
+        """Note why a turn was not gone on from, or an output not used; `detail` says more than the reason."""
+        noted = {"turn": turn, "reason": reason, **({"detail": detail} if detail else {})}
         if noted not in self.refused:
             self.refused.append(noted)
 
@@ -156,22 +168,28 @@ class ToolCache:
         """Whether no further response can be posted to."""
         return len(self._running) >= self.limits.max_responses
 
-    def is_running(self, response_id: str) -> bool:
-        """Whether a response with this id runs."""
-        return response_id in self._running
+    def check_new(self, response_id: str) -> None:
+        """Check that no response with this id runs.
+
+        Raises:
+            WireError: 409.
+        """
+        if response_id in self._running:
+            raise WireError(409, "a response with this id is running", "duplicate_id")
 
     def begin(self, response_id: str, secret: str) -> CachedResponse:
         """A chat request that may be posted to has come.
 
         Raises:
-            WireError: 409 if its id runs already, 422 for a secret that is too short, 503 if too many run.
+            WireError: 409 if its id runs already, 422 for a secret that is too short or too long, 503 if too many run.
         """
         if not 16 <= len(secret) <= 256:
-            raise WireError(422, "the secret must have 16 to 256 characters", "invalid_secret")
-        if response_id in self._running:
-            raise WireError(409, "a response with this id is running", "duplicate_id")
+            told = f"{SECRET_HEADER}: {len(secret)} characters; allowed: 16 to 256"
+            raise WireError(422, told, "invalid_secret", SECRET_HEADER)
+        self.check_new(response_id)
         if self.is_full:
-            raise WireError(503, "too many responses with a tool cache are running", "full")
+            allowed = self.limits.max_responses
+            raise WireError(503, f"{len(self)} responses with a tool cache are running; allowed: {allowed}", "full")
         self._finished.pop(response_id, None)
         response = self._running[response_id] = CachedResponse(response_id, _digest(secret))
         return response
@@ -197,8 +215,8 @@ class ToolCache:
         expected = self._nobody if response is None else response.digest
         if not secrets.compare_digest(_digest(secret or ""), expected) or response is None:
             raise WireError(404, "no response with this id and secret", "unknown_response")
-        if response.state == "finished" and not may_be_finished:
-            raise WireError(409, "the response has finished", "finished")
+        if not may_be_finished:
+            _check_unfinished(response)
         return response
 
     def post(self, response: CachedResponse, outputs: Iterable[ToolOutput]) -> int:
@@ -208,8 +226,9 @@ class ToolCache:
         is refused withdraws what was announced as pending, which nobody should wait for.
 
         Raises:
-            WireError: 413 for an output that is too large, 503 if there is no room.
+            WireError: 409 if it has finished, 413 for an output that is too large, 503 if there is no room.
         """
+        _check_unfinished(response)
         outputs = list(outputs)
         try:
             return self._take(response, outputs)
@@ -218,34 +237,12 @@ class ToolCache:
             self._withdraw(response, [place for place in refused if place in response.entries])
             raise
 
-    def _withdraw(self, response: CachedResponse, places: Iterable[tuple[int | None, str]]) -> None:
-        pending = {place for place in places if response.entries[place].text is None}
-        for place in pending:
-            num_bytes = response.entries.pop(place).num_bytes
-            response.num_bytes -= num_bytes
-            self._num_bytes -= num_bytes
-        if pending and response.on_change is not None:
-            response.on_change()
-
-    def _take(self, response: CachedResponse, outputs: Sequence[ToolOutput]) -> int:
-        for index, output in enumerate(outputs):
-            size = len(output_text(output.output).encode())
-            if size > self.limits.max_output_bytes:
-                limit = self.limits.max_output_bytes
-                raise WireError(413, f"{index}.output: {size} bytes; at most {limit}", "too_large", f"{index}.output")
+    def drop_expired(self, response: CachedResponse) -> None:
+        """Drop the entries that count no longer."""
         now_s = self.clock()
-        entries = {place: entry for place, entry in response.entries.items() if entry.expires_s > now_s}
-        num_taken = sum(_apply(entries, output, now_s) for output in outputs)
-        num_bytes = sum(entry.num_bytes for entry in entries.values())
-        if len(entries) > self.limits.max_entries:
-            raise WireError(503, f"at most {self.limits.max_entries} entries a response", "full")
-        if self._num_bytes - response.num_bytes + num_bytes > self.limits.max_bytes:
-            raise WireError(503, "the tool cache is full", "full")
-        self._num_bytes += num_bytes - response.num_bytes
-        response.entries, response.num_bytes = entries, num_bytes
-        if response.on_change is not None:
-            response.on_change()
-        return num_taken
+        kept = {place: entry for place, entry in response.entries.items() if entry.expires_s > now_s}
+        if len(kept) < len(response.entries):
+            self._replace(response, kept)
 
     def entries_in(self, response: CachedResponse, turn: int) -> dict[str, Entry]:
         """What counts in a turn, by call key; an entry for this very turn goes before one for any."""
@@ -254,8 +251,39 @@ class ToolCache:
         anyway = {entry.key: entry for entry in counting if entry.turn is None}
         return anyway | {entry.key: entry for entry in counting if entry.turn == turn}
 
+    def _withdraw(self, response: CachedResponse, places: Iterable[_Place]) -> None:
+        pending = {place for place in places if response.entries[place].text is None}
+        if pending:
+            self._replace(response, {place: kept for place, kept in response.entries.items() if place not in pending})
 
-def _apply(entries: dict[tuple[int | None, str], Entry], output: ToolOutput, now_s: float) -> bool:
+    def _take(self, response: CachedResponse, outputs: Sequence[ToolOutput]) -> int:
+        for index, output in enumerate(outputs):
+            size = len(output_text(output.output).encode())
+            if size > self.limits.max_output_bytes:
+                told = f"{index}.output: {size} bytes; allowed: {self.limits.max_output_bytes}"
+                raise WireError(413, told, "too_large", f"{index}.output")
+        now_s = self.clock()
+        entries = {place: entry for place, entry in response.entries.items() if entry.expires_s > now_s}
+        num_taken = sum(_apply(entries, output, now_s) for output in outputs)
+        num_bytes = self._num_bytes - response.num_bytes + _num_bytes(entries)
+        if len(entries) > self.limits.max_entries:
+            allowed = self.limits.max_entries
+            raise WireError(503, f"{len(entries)} entries of one response; allowed: {allowed}", "full")
+        if num_bytes > self.limits.max_bytes:
+            allowed = self.limits.max_bytes
+            raise WireError(503, f"{num_bytes} bytes of all responses' entries; allowed: {allowed}", "full")
+        self._replace(response, entries)
+        return num_taken
+
+    def _replace(self, response: CachedResponse, entries: dict[_Place, Entry]) -> None:
+        num_bytes = _num_bytes(entries)
+        self._num_bytes += num_bytes - response.num_bytes
+        response.entries, response.num_bytes = entries, num_bytes
+        if response.on_change is not None:
+            response.on_change()
+
+
+def _apply(entries: dict[_Place, Entry], output: ToolOutput, now_s: float) -> bool:
     key = call_key(output.name, output.params)
     place = (output.turn, key)
     known = entries.get(place)
@@ -267,6 +295,15 @@ def _apply(entries: dict[tuple[int | None, str], Entry], output: ToolOutput, now
     keep_s = DEFAULT_KEEP_ALIVE_S if output.keep_alive is None else output.keep_alive
     entries[place] = Entry(output.name, output.params, key, text, output.turn, now_s + keep_s)
     return True
+
+
+def _num_bytes(entries: Mapping[_Place, Entry]) -> int:
+    return sum(entry.num_bytes for entry in entries.values())
+
+
+def _check_unfinished(response: CachedResponse) -> None:
+    if response.state == "finished":
+        raise WireError(409, "the response has finished", "finished")
 
 
 def _digest(secret: str) -> bytes:

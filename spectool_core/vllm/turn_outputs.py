@@ -56,7 +56,6 @@ class TurnReader:
 
     def __init__(self, sequence: EngineSequence, tokens: ModelTokens, tokenizer: Any) -> None:
         self._outputs = aiter(sequence)
-        self._sequence = sequence
         self._tokens = tokens
         self._tokenizer = tokenizer
         self._pieces: deque[tuple[RequestOutput, Piece, bool]] = deque()
@@ -93,7 +92,6 @@ class TurnReader:
             is_over = piece.ends_turn or finish is not None
             token_ids = list(whole.token_ids[piece.start : piece.stop])
             self.num_written += len(token_ids)
-            self._sequence.num_written += len(token_ids)
             completion = copy.copy(whole)
             completion.token_ids = token_ids
             completion.text = text.add(token_ids, is_stopped=piece.ends_turn, is_over=is_over)

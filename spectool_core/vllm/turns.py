@@ -9,9 +9,18 @@ from typing import Any, Literal, Protocol, TypeAlias
 from cachetools import LRUCache
 
 from spectool_core.vllm.injection import Plan, draft, find
-from spectool_core.vllm.wire import call_key
+from spectool_core.vllm.wire import RefusalReason, call_key
 
-__all__ = ["CallReader", "Response", "ResponseState", "Responses", "TurnRecord"]
+__all__ = [
+    "CallReader",
+    "EndedTurn",
+    "Response",
+    "ResponseState",
+    "Responses",
+    "TurnRecord",
+    "keys_of",
+    "response_ids_of",
+]
 
 ResponseState = Literal["early", "running", "parked", "finished"]
 TurnOutcome: TypeAlias = Literal["injected", "parked", "resumed", "released", "finished"]
@@ -47,8 +56,23 @@ class TurnRecord:
     turn: int
     outcome: TurnOutcome
     keys: tuple[str, ...]
-    reason: str
+    reason: RefusalReason | Literal[""]
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTurn:
+    """How the engine ended a turn, as its sequence tells it to the API server.
+
+    Args:
+        outcome: "injected" has gone on; "parked" waits for `resume` or `release`; "finished" is over.
+        keys: the turn's call keys; None where only the API server reads calls.
+        reason: why it was finished; None where the engine does not know.
+    """
+
+    outcome: Literal["injected", "parked", "finished"]
+    keys: tuple[str, ...] | None = None
+    reason: RefusalReason | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +103,11 @@ class Response:
         """Forget the plans that hold any of `keys`."""
         self.plans = {key: plan for key, plan in self.plans.items() if not set(plan.keys) & set(keys)}
 
+    @property
+    def has_posts(self) -> bool:
+        """Whether anything has been posted for it so far, withdrawn or not."""
+        return bool(self.plans or self.expected)
+
     def current_plans(self) -> Iterator[Plan]:
         """The plans that hold in this turn, the latest first."""
         return (plan for plan in reversed(self.plans.values()) if plan.turn in (None, self.turn))
@@ -96,7 +125,9 @@ class Response:
             return []
         return draft(output[self._start :], self.current_plans(), limit=limit)
 
-    def record(self, outcome: TurnOutcome, keys: Sequence[str], num_tokens: int, reason: str = "") -> None:
+    def record(
+        self, outcome: TurnOutcome, keys: Sequence[str], num_tokens: int, reason: RefusalReason | Literal[""] = ""
+    ) -> None:
         """Note how the current turn ended; the end of a parked turn replaces its record."""
         if self.records and self.records[-1].turn == self.turn:
             parked = self.records.pop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, NoReturn
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -21,11 +21,13 @@ __all__ = [
     "SECRET_HEADER",
     "TURNS_HEADER",
     "TURN_EVENT",
+    "RefusalReason",
     "ToolOutput",
     "WireError",
     "call_key",
     "output_text",
     "read_tool_outputs",
+    "refuse_constant",
     "server_sent_event",
 ]
 
@@ -51,6 +53,42 @@ MAX_ENTRIES = 64
 
 MAX_OUTPUT_BYTES = 1 << 20
 """Outputs above this are refused by an engine with default settings."""
+
+RefusalReason: TypeAlias = Literal[
+    # The chat request is left alone.
+    "several_samples",
+    "prompt_is_not_text",
+    "no_tools",
+    "structured_output",
+    "prompt_logprobs",
+    "stop",
+    "continued_message",
+    "seeded_sampling",
+    "kv_transfer",
+    "no_generation",
+    # The turn ended otherwise than by calls that were cached or pending.
+    "stopped_otherwise",
+    "no_calls",
+    "nothing_cached",
+    "not_cached",
+    "other_calls",
+    "unplanned",
+    # Its outputs could not be gone on from.
+    "max_tokens",
+    "max_model_len",
+    "no_room",
+    "cannot_render",
+    "next_turn_refused",
+    # It was not waited for its tools.
+    "too_many_parked",
+    "held_too_long",
+    "ended",
+    "aborted",
+    # The engine does not say.
+    "engine_error",
+    "unknown_to_the_engine",
+]
+"""Why a turn was not gone on from, or an output not used; told by GET."""
 
 
 class WireError(Exception):
@@ -125,7 +163,7 @@ def read_tool_outputs(body: bytes) -> list[ToolOutput]:
         WireError: 422; `param` is the entry's index and field, such as `0.params`.
     """
     try:
-        given = json.loads(body, parse_constant=_refuse_constant)
+        given = json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as exc:
         raise WireError(422, f"the body is not JSON: {exc}", "malformed_json") from None
     try:
@@ -145,6 +183,11 @@ def read_tool_outputs(body: bytes) -> list[ToolOutput]:
         except (TypeError, ValueError, RecursionError) as exc:
             raise WireError(422, f"{index}: {exc}", "invalid_field", str(index)) from None
     return outputs
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """For JSON readers: NaN and the infinities, which Python would read, raise ValueError."""
+    raise ValueError(f"{name} is not JSON")
 
 
 def call_key(name: str, params: Mapping[str, Any]) -> str:
@@ -186,7 +229,3 @@ def _refuse_coerced(value: Any) -> None:
             _refuse_coerced(item)
     elif type(value) not in (str, int, float, bool, type(None)):
         raise TypeError(f"a value of type {type(value).__name__}, which JSON does not have")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")

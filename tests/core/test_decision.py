@@ -6,7 +6,7 @@ import pytest
 
 from spectool_core.decision import Hit, Join, Launch, Miss, Skip, decide_claim, decide_launch
 
-FREE = {"shadow": False, "answered": False, "present": False, "resting": False, "denied": False, "over": None}
+FREE = {"shadow": False, "answered": False, "present": False, "resting": False, "denied": False, "objection": None}
 
 
 def test_a_call_that_nothing_forbids_is_launched() -> None:
@@ -20,7 +20,7 @@ def test_a_call_that_nothing_forbids_is_launched() -> None:
         ("present", True, "duplicate"),
         ("resting", True, "resting"),
         ("denied", True, "denied"),
-        ("over", "max_runs_per_turn", "max_runs_per_turn"),
+        ("objection", "max_runs_per_turn", "max_runs_per_turn"),
         ("shadow", True, "shadow"),
     ],
 )
@@ -30,11 +30,11 @@ def test_each_reason_alone_forbids_a_launch(field: str, value: object, reason: s
 
 def test_nothing_is_ever_launched_while_a_reason_is_left() -> None:
     options = [[False, True]] * 5 + [[None, "max_runs"]]
-    for shadow, answered, present, resting, denied, over in itertools.product(*options):
+    for shadow, answered, present, resting, denied, objection in itertools.product(*options):
         decision = decide_launch(
-            shadow=shadow, answered=answered, present=present, resting=resting, denied=denied, over=over
+            shadow=shadow, answered=answered, present=present, resting=resting, denied=denied, objection=objection
         )
-        forbidden = shadow or answered or present or resting or denied or over
+        forbidden = shadow or answered or present or resting or denied or objection
         assert isinstance(decision, Skip if forbidden else Launch)
 
 

@@ -316,7 +316,21 @@ async def test_identical_calls_in_one_answer_run_once_and_answer_every_id() -> N
     assert now() == 2.0
     assert tool.statistics().num_started == 1
     assert hook.of(RunFinished)[0].source == "answer"
+    assert [resolved.source for resolved in hook.of(CallResolved)] == [None] * 3
     assert hook.of(TurnSettled) == [TurnSettled(1, 2.0, 1, 0)]
+    statistics = speculation.statistics()
+    assert statistics.tools["search"].num_joins == 3
+    assert statistics.speculators == {}
+
+
+@virtual
+async def test_a_speculator_may_be_named_answer() -> None:
+    speculation = Speculation([Predicts(call(), name="answer")])
+    turn = start(speculation, toolbox_of(search(0.5)))
+    await asyncio.sleep(1)
+    turn.answer([call()])
+    assert (await turn.claim(call())).outcome == "hit"
+    assert speculation.statistics().speculators["answer"].num_hits == 1
 
 
 @virtual

@@ -203,7 +203,7 @@ async def test_what_is_not_likely_enough_is_not_run() -> None:
     assert [ran["query"] for ran in tool.calls] == ["b"]
     assert [skipped.reason for skipped in hook.of(LaunchSkipped)] == ["unlikely"]
     turn.answer([ToolCall("search", {"query": query}) for query in "ab"])
-    assert [answered.predicted for answered in hook.of(TurnAnswered)] == [(("FromFunction", "search"),)], "b alone"
+    assert [answered.came_true for answered in hook.of(TurnAnswered)] == [(("FromFunction", "search"),)], "b alone"
 
 
 @virtual

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from examples.engine.smollm2 import convert
+from tests.engine.formats import model_of
 from tests.engine.serving import Server, serving
 
 # These tests run where vLLM is: make test-engine.
@@ -20,6 +21,16 @@ collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
 def pytest_configure(config: pytest.Config) -> None:
     """vLLM and torch warn when they are imported."""
     config.addinivalue_line("filterwarnings", "default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of two processes one has the servers, one at a time, and the other the engines within it."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            name = item.path.stem
+            group = "engines" if name == "test_identity" else name
+            group = "servers" if name.startswith(("test_server", "test_agents")) else group
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 # Read by vLLM when it is imported: engines in this process, small and quiet ones, several of them.
@@ -43,15 +54,21 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(Path(kept) if kept else tmp_path_factory.mktemp("smollm2"))
 
 
-@pytest.fixture(scope="package", params=["sessions", "o3", "o2+o3"])
+FORMATS = {"sessions": "xlam", "o3": "hermes", "o2+o3": "mistral"}
+LIMITS = {"hold_s": 2.0, "max_output_bytes": 10_000, "max_entries": 8, "max_responses": 48, "max_parked": 4}
+
+
+@pytest.fixture(scope="package", params=FORMATS)
 def server(
     request: pytest.FixtureRequest, model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """A server at each level, with few and small entries."""
+    """A server at each level, each with another format, with few and small entries."""
     level = str(request.param)
-    log = tmp_path_factory.mktemp("server") / f"{level}.log"
-    limits = {"hold_s": 2.0, "max_output_bytes": 10_000, "max_entries": 8, "max_responses": 48, "max_parked": 4}
-    with serving(model_folder, log, level, "--api-key", "the-key", "--max-num-seqs", "16", **limits) as running:
+    folder = tmp_path_factory.mktemp("server")
+    model = model_of(FORMATS[level], model_folder, folder / "model")
+    settings = {**LIMITS, "tool_format": FORMATS[level]}
+    flags = ("--api-key", "the-key", "--max-num-seqs", "16")
+    with serving(model, folder / "server.log", level, *flags, **settings) as running:
         yield running
 
 

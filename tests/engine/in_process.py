@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class InProcess:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def announce(self, response_id: str) -> None:
-        self.commands.announce(response_id, {"end_ids": [self.end]})
+        self.commands.announce(response_id, [self.end])
 
     def post(self, response_id: str, city: str, *, max_tokens: int | None = 96) -> None:
         self.commands.plan(
@@ -116,18 +116,23 @@ class InProcess:
             finished.update(self.step())
         return finished
 
-    def client_side(self, cities: Iterable[str], **params: Any) -> dict[str, tuple[Written, Written]]:
+    def client_side(self, cities: Sequence[str]) -> dict[str, tuple[Written, Written]]:
         """Both turns as a client asks for them, the second with the first's raw tokens in its prompt."""
-        cities = list(cities)
         prompts = {city: self.prompt(city) for city in cities}
         for city in cities:
-            self.add(f"{city}-first", prompts[city], **params)
+            self.add(f"{city}-first", prompts[city])
         first = self.run()
         for city in cities:
             written = first[f"{city}-first"].token_ids
-            self.add(f"{city}-second", [*prompts[city], *written, *self.suffix(city)], **params)
+            self.add(f"{city}-second", [*prompts[city], *written, *self.suffix(city)])
         second = self.run()
         return {city: (first[f"{city}-first"], second[f"{city}-second"]) for city in cities}
+
+    def warm_up(self) -> None:
+        """Have what all prompts begin with in the prefix cache, if there is one."""
+        if self.scheduler.cache_config.enable_prefix_caching:
+            self.add("warm-up", self.prompt("Paris"), max_tokens=1)
+            self.run()
 
     def assert_nothing_left(self) -> None:
         self.engine.step()

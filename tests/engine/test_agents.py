@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from langchain.agents import create_agent
 from langchain_core.tools import tool as langchain_tool
@@ -28,6 +29,7 @@ from examples.engine.__main__ import AskedCity
 from examples.engine.smollm2 import messages
 from spectool_core import Speculation, speculatable
 from spectool_core.events import EngineUnavailable, Event, TurnAnswered
+from spectool_core.statistics import EngineStatistics
 from spectool_langgraph import SpeculationMiddleware
 from spectool_llamaindex import SpeculativeFunctionAgent
 from tests.engine.serving import Server, serving
@@ -50,6 +52,7 @@ class LangGraphAgent:
             max_completion_tokens=60,
             streaming=streaming,
             stream_usage=True,
+            http_async_client=httpx.AsyncClient(),  # by default all models share one, across tests' event loops
         )
         tools = [langchain_tool(speculatable(get_weather))]
         middleware = [] if speculation is None else [SpeculationMiddleware(speculation)]
@@ -104,7 +107,7 @@ def named(seen: list[Any]) -> str:
     """Without the ids that servers draw, but with which is which."""
     names: dict[str, str] = {}
     return re.sub(
-        r"chatcmpl-(tool-)?[0-9a-f-]+(-t\d+)?", lambda found: names.setdefault(found[0], f"id {len(names)}"), repr(seen)
+        r"chatcmpl-(tool-)?[0-9a-f]+(-t\d+)?", lambda found: names.setdefault(found[0], f"id {len(names)}"), repr(seen)
     )
 
 
@@ -120,8 +123,8 @@ class Weather:
         return json.dumps({"city": city, "weather": f"{len(city) * 3} C, cloudy"})
 
 
-def engine_of(server: Server, *hooks: Callable[[Event], None]) -> Speculation:
-    return Speculation([AskedCity()], adaptive=False, engine="vllm", engine_url=f"{server.url}/v1", hooks=hooks)
+def engine_of(url: str, *hooks: Callable[[Event], None]) -> Speculation:
+    return Speculation([AskedCity()], adaptive=False, engine="vllm", engine_url=f"{url}/v1", hooks=hooks)
 
 
 async def num_generated(server: Server) -> int:
@@ -138,7 +141,7 @@ async def num_generated(server: Server) -> int:
 async def test_a_run_is_stocks_in_half_the_requests(build: Build, server: Server, streaming: bool) -> None:
     stock_weather, our_weather = Weather(), Weather()
     stock = build(server.url, stock_weather.get_weather, None, streaming=streaming)
-    async with engine_of(server) as speculation:
+    with contextlib.closing(engine_of(server.url)) as speculation:
         ours = build(server.url, our_weather.get_weather, speculation, streaming=streaming)
         await ours.ask("Paris")  # of a server that is not known, one that is not streamed is told too late
         before = speculation.statistics().engine
@@ -154,46 +157,62 @@ async def test_a_run_is_stocks_in_half_the_requests(build: Build, server: Server
     assert engine.num_aborted == engine.num_unavailable == 0
 
 
-@AGENTS
 async def test_a_server_that_is_replaced_by_another_models(
-    build: Build, model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It goes down while the tool runs and the sequence waits in it: the run goes on as stock's would."""
-    events: list[Event] = []
-    has_answered = asyncio.Event()
-
-    def hook(event: Event) -> None:
-        events.append(event)
-        if isinstance(event, TurnAnswered):
-            has_answered.set()
-
+    """It goes down while the tools run and the sequences wait in it: the runs go on as stock's would."""
     with contextlib.ExitStack() as servers:
 
         def start(name: str, *flags: str, port: int | None = None) -> Server:
             log = tmp_path / f"{name}.log"
             return servers.enter_context(serving(model_folder, log, "o3", *flags, port=port, hold_s=60.0))
 
-        first = await asyncio.to_thread(start, "first")
-        other: list[Server] = []
+        def replace(server: Server) -> None:
+            servers.close()
+            start("other", "--load-format", "dummy", port=urlsplit(server.url).port)
 
-        async def get_weather(city: str) -> str:
-            """Get weather"""
-            await has_answered.wait()
-            if not other:
-                await asyncio.to_thread(servers.close)
-                flags = ("--load-format", "dummy")
-                other.append(await asyncio.to_thread(start, "other", *flags, port=urlsplit(first.url).port))
-            return json.dumps({"city": city, "weather": "rain"})
-
+        server = await asyncio.to_thread(start, "first")
+        runs = [Interrupted(kind, server.url) for kind in (LangGraphAgent, LlamaIndexAgent)]
         with caplog.at_level(logging.WARNING, "spectool"):
-            async with engine_of(first, hook) as speculation:
-                agent = build(first.url, get_weather, speculation, streaming=True)
-                seen = await agent.ask("Lima")
-                engine = speculation.statistics().engine
-        answer = await build(first.url, get_weather, None, streaming=True).answer(seen[:-1])
+            asking = [asyncio.create_task(run.ask()) for run in runs]
+            await asyncio.gather(*(run.has_answered.wait() for run in runs))
+            await asyncio.to_thread(replace, server)
+            for run in runs:
+                run.may_return.set()
+            seen = await asyncio.gather(*asking)
 
-    assert seen[-1].content == answer
-    assert [message.content for message in seen[-2:-1]] == ['{"city": "Lima", "weather": "rain"}']
-    assert (engine.num_injected, engine.num_attached) == (0, 0)
-    assert [event.reason for event in events if isinstance(event, EngineUnavailable)] == ["cut"]
-    assert [record.levelname for record in caplog.records if record.name == "spectool"] == ["WARNING"]
+        for run, messages_seen in zip(runs, seen, strict=True):
+            assert messages_seen[-1].content == await run.stock.answer(messages_seen[:-1])
+            assert messages_seen[-2].content == '{"city": "Lima", "weather": "rain"}'
+            assert (run.engine.num_injected, run.engine.num_attached) == (0, 0)
+            assert [event.reason for event in run.events if isinstance(event, EngineUnavailable)] == ["cut"]
+    assert [record.levelname for record in caplog.records if record.name == "spectool"] == ["WARNING"] * len(runs)
+
+
+class Interrupted:
+    """A run whose tool returns when it may; `has_answered` is set when the model has asked for it."""
+
+    def __init__(self, kind: Build, url: str) -> None:
+        self.events: list[Event] = []
+        self.has_answered, self.may_return = asyncio.Event(), asyncio.Event()
+        self.stock = kind(url, self.get_weather, None, streaming=True)
+        self._speculation = engine_of(url, self._hear)
+        self._agent = kind(url, self.get_weather, self._speculation, streaming=True)
+
+    async def ask(self) -> list[Any]:
+        with contextlib.closing(self._speculation):
+            return await self._agent.ask("Lima")
+
+    @property
+    def engine(self) -> EngineStatistics:
+        return self._speculation.statistics().engine
+
+    async def get_weather(self, city: str) -> str:
+        """Get weather"""
+        await self.may_return.wait()
+        return json.dumps({"city": city, "weather": "rain"})
+
+    def _hear(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, TurnAnswered):
+            self.has_answered.set()

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
-from tests.engine.in_process import CITIES, InProcess, key
+from tests.engine.in_process import CITIES, InProcess, Written, key
+
+Expected: TypeAlias = dict[str, tuple[Written, Written]]
+ExpectedOf: TypeAlias = Callable[[InProcess], Expected]
 
 LEVELS: dict[str, dict[str, Any]] = {"o3": {"level": "o3"}, "o2+o3": {"level": "o2+o3"}}
 UNDER_PRESSURE: dict[str, dict[str, Any]] = {
@@ -33,14 +36,34 @@ def engines(model_folder: Path) -> Callable[[str], InProcess]:
     return cache(lambda name: InProcess(model_folder, **{**LEVELS, **UNDER_PRESSURE}[name]))
 
 
+@pytest.fixture(scope="module")
+def expected_of(engines: Callable[[str], InProcess]) -> ExpectedOf:
+    """Both turns of each city as a client asks for them: of stock scheduling, whatever the engine's configuration."""
+
+    @cache
+    def of_prompts(system: str) -> Expected:
+        reference = engines("o3")
+        before, reference.system = reference.system, system
+        reference.warm_up()
+        expected = reference.client_side(CITIES)
+        reference.system = before
+        return expected
+
+    return lambda engine: of_prompts(engine.system)
+
+
 @pytest.fixture
 def engine(engines: Callable[[str], InProcess]) -> InProcess:
-    return engines("o2+o3")
+    engine = engines("o2+o3")
+    engine.warm_up()
+    return engine
 
 
 @pytest.fixture(params=LEVELS)
 def each_level(request: pytest.FixtureRequest, engines: Callable[[str], InProcess]) -> InProcess:
-    return engines(request.param)
+    engine = engines(request.param)
+    engine.warm_up()
+    return engine
 
 
 @pytest.fixture(params=UNDER_PRESSURE)
@@ -53,8 +76,7 @@ def pressed(request: pytest.FixtureRequest, engines: Callable[[str], InProcess])
     return engine
 
 
-def assert_the_same_tokens(engine: InProcess, cities: Sequence[str]) -> None:
-    expected = engine.client_side(cities)
+def assert_the_same_tokens(engine: InProcess, expected: Expected, cities: Sequence[str]) -> None:
     engine.commands.statistics(reset=True)
     for city in cities:
         engine.announce(city)
@@ -71,11 +93,13 @@ def assert_the_same_tokens(engine: InProcess, cities: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("num_requests", [1, 4, 8])
-def test_the_same_tokens(each_level: InProcess, num_requests: int) -> None:
-    assert_the_same_tokens(each_level, CITIES[:num_requests])
+def test_the_same_tokens(each_level: InProcess, expected_of: ExpectedOf, num_requests: int) -> None:
+    assert_the_same_tokens(each_level, expected_of(each_level), CITIES[:num_requests])
 
 
-def test_the_same_tokens_under_pressure(pressed: InProcess) -> None:
+def test_the_same_tokens_under_pressure(
+    pressed: InProcess, expected_of: ExpectedOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     num_preemptions = 0
     stock = pressed.scheduler._preempt_request
 
@@ -84,14 +108,14 @@ def test_the_same_tokens_under_pressure(pressed: InProcess) -> None:
         num_preemptions += 1
         return stock(*args, **kwargs)
 
-    pressed.scheduler._preempt_request = counted
-    assert_the_same_tokens(pressed, CITIES[:4])
+    monkeypatch.setattr(pressed.scheduler, "_preempt_request", counted)
+    assert_the_same_tokens(pressed, expected_of(pressed), CITIES[:4])
     if pressed.scheduler.cache_config.num_gpu_blocks == 13:
         assert num_preemptions > 0
 
 
-def test_posted_before_the_request_and_during_it(engine: InProcess) -> None:
-    expected = engine.client_side(["Lima"])["Lima"]
+def test_posted_before_the_request_and_during_it(engine: InProcess, expected_of: ExpectedOf) -> None:
+    expected = expected_of(engine)["Lima"]
     both = expected[0].token_ids + expected[1].token_ids
     for num_steps in (0, 1, 20):
         name = f"Lima-{num_steps}"
@@ -110,8 +134,8 @@ def test_posted_before_the_request_and_during_it(engine: InProcess) -> None:
     engine.assert_nothing_left()
 
 
-def test_a_wrong_call_changes_nothing(engine: InProcess) -> None:
-    expected = engine.client_side(["Tokyo"])["Tokyo"][0]
+def test_a_wrong_call_changes_nothing(engine: InProcess, expected_of: ExpectedOf) -> None:
+    expected = expected_of(engine)["Tokyo"][0]
     engine.commands.statistics(reset=True)
     engine.announce("wrong")
     engine.post("wrong", "Kyoto")
@@ -123,8 +147,8 @@ def test_a_wrong_call_changes_nothing(engine: InProcess) -> None:
     engine.assert_nothing_left()
 
 
-def test_budgets_that_end_in_the_middle(engine: InProcess) -> None:
-    first, second = engine.client_side(["Dublin"])["Dublin"]
+def test_budgets_that_end_in_the_middle(engine: InProcess, expected_of: ExpectedOf) -> None:
+    first, second = expected_of(engine)["Dublin"]
     for max_tokens in (len(first.token_ids) - 3, len(first.token_ids), len(first.token_ids) + 3):
         name = f"Dublin-{max_tokens}"
         engine.announce(name)
@@ -140,8 +164,8 @@ def test_budgets_that_end_in_the_middle(engine: InProcess) -> None:
     engine.assert_nothing_left()
 
 
-def test_logprobs_come_for_every_token(engine: InProcess) -> None:
-    first, second = engine.client_side(["Vienna"])["Vienna"]
+def test_logprobs_come_for_every_token(engine: InProcess, expected_of: ExpectedOf) -> None:
+    first, second = expected_of(engine)["Vienna"]
     engine.announce("logprobs")
     engine.post("logprobs", "Vienna")
     engine.add("logprobs", engine.prompt("Vienna"), logprobs=2)
@@ -174,9 +198,9 @@ def test_aborts_at_every_stage_leave_nothing(each_level: InProcess) -> None:
         engine.assert_nothing_left()
 
 
-def test_a_call_that_still_runs_parks_the_sequence(each_level: InProcess) -> None:
+def test_a_call_that_still_runs_parks_the_sequence(each_level: InProcess, expected_of: ExpectedOf) -> None:
     engine = each_level
-    first, second = engine.client_side(["Madrid"])["Madrid"]
+    first, second = expected_of(engine)["Madrid"]
     for resumed in (True, False):
         name = f"parked, {resumed}"
         engine.announce(name)
@@ -193,9 +217,9 @@ def test_a_call_that_still_runs_parks_the_sequence(each_level: InProcess) -> Non
     engine.assert_nothing_left()
 
 
-def test_parked_sequences_yield_their_blocks_to_others(pressed: InProcess) -> None:
+def test_parked_sequences_yield_their_blocks_to_others(pressed: InProcess, expected_of: ExpectedOf) -> None:
     parked, others = CITIES[4:6], CITIES[6:8]
-    expected = pressed.client_side([*parked, *others])
+    expected = expected_of(pressed)
     pressed.commands.statistics(reset=True)
     for city in parked:
         pressed.announce(f"{city}-parked")

@@ -95,7 +95,7 @@ def plan(script: Script, *numbers: int, **more: Any) -> dict[str, Any]:
 
 
 def announce(engine: Engine, script: Script, response_id: str) -> None:
-    engine.commands.announce(response_id, {"end_ids": [script.end]})
+    engine.commands.announce(response_id, [script.end])
 
 
 def post_all(engine: Engine, script: Script, response_id: str) -> None:
@@ -182,7 +182,34 @@ def test_without_an_announcement_nothing_differs(folder: Path, script: Script) -
     post_all(engine, script, "r0")
     engine.run()
     assert len(list(turns_of(engine.outputs["r0"], script.end))) == 1
-    assert engine.commands.plan("r0", plan(script, 0)) == {"state": "unknown", "turn": 0}
+    assert engine.scheduler.tool_responses.get("r0") is None
+    engine.assert_nothing_left()
+
+
+def test_before_anything_is_posted_the_output_is_not_decoded(
+    folder: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(folder, script)
+    prompt = calling_prompt(script)
+    decoded = []
+    read_calls = engine.scheduler._tool_format.read_calls
+
+    def counted(token_ids: Sequence[int], tokenizer: Any) -> Any:
+        decoded.append(len(token_ids))
+        return read_calls(token_ids, tokenizer)
+
+    monkeypatch.setattr(engine.scheduler._tool_format, "read_calls", counted)
+    for response_id in ("unposted", "withdrawn"):
+        announce(engine, script, response_id)
+        engine.add(response_id, prompt, max_tokens=200, end_id=script.end)
+    engine.commands.expect("withdrawn", [key(0)], None)
+    engine.commands.expect("withdrawn", [], None)
+    engine.run()
+    (unposted,) = engine.commands.turns("unposted")
+    (withdrawn,) = engine.commands.turns("withdrawn")
+    assert (unposted["reason"], list(unposted["keys"])) == ("nothing_cached", [])
+    assert (withdrawn["reason"], list(withdrawn["keys"])) == ("not_cached", [key(*script.calls(prompt))])
+    assert len(decoded) == 1
     engine.assert_nothing_left()
 
 
@@ -252,7 +279,9 @@ def test_a_released_sequence_is_freed(folder: Path, script: Script) -> None:
     assert engine.commands.release("r0", 1)
     assert not engine.commands.release("r0", 1)
     assert engine.commands.turns("r0")[-1]["outcome"] == "released"
-    assert engine.commands.plan("r0", plan(script, 0))["state"] == "finished"
+    engine.commands.plan("r0", plan(script, 0))
+    response = engine.scheduler.tool_responses.get("r0")
+    assert (response.state, response.plans) == ("finished", {})
     engine.assert_nothing_left()
 
 

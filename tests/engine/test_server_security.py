@@ -91,7 +91,9 @@ async def test_an_output_that_would_open_a_turn_is_not_injected(client: httpx.As
     (only,) = await read(response, {"name": "get_weather", "params": {"city": "London"}, "output": hostile})
 
     assert only.over == {"turn": 1, "finish_reason": "tool_calls"}
-    await response.status_when(lambda status: any("control text" in noted["reason"] for noted in status["refused"]))
+    await response.status_when(
+        lambda status: any("control text" in noted.get("detail", "") for noted in status["refused"])
+    )
 
 
 async def test_bad_posts_are_refused_with_the_reason(client: httpx.AsyncClient) -> None:

@@ -26,7 +26,7 @@ from vllm.tokenizers.mistral import MistralTokenizer
 from vllm.tool_parsers import ToolParserManager
 
 from spectool_core.vllm.answers import AnswerMessage, calls_of
-from spectool_core.vllm.formats import FORMATS, Harmony, Hermes, Llama3Json, Mistral, XLam, tool_format
+from spectool_core.vllm.formats import FORMATS, Harmony, Hermes, Llama3Json, Mistral, tool_format
 from spectool_core.vllm.rendering import ConversationRenderer, ModelTokens, RenderingRefusedError
 from tests.vllm.models import call
 from tests.vllm.test_formats import ARGUMENTS, ONE_CALL, TWO_CALLS
@@ -117,7 +117,7 @@ def streamed_calls(parser_name: str, tokenizer: Any, text: str) -> Any:
         )
         if delta is not None:
             answer.add({"choices": [{"index": 0, "delta": delta.model_dump(exclude_none=True)}]})
-    return calls_of(answer.message())
+    return calls_of(answer.as_dict())
 
 
 def _suits_the_byte_tokenizer(text: str) -> bool:
@@ -125,11 +125,10 @@ def _suits_the_byte_tokenizer(text: str) -> bool:
     return "[{" not in text and ("[ARGS]" in text or "TOOL_CALLS]weather" not in text)
 
 
-PARSERS = {Hermes: "hermes", Llama3Json: "llama3_json", XLam: "xlam", Mistral: "mistral"}
 CASES = [
     (kind, text)
     for kind, text in [*ONE_CALL, *TWO_CALLS]
-    if kind in PARSERS and (kind is not Mistral or _suits_the_byte_tokenizer(text))
+    if kind is not Harmony and (kind is not Mistral or _suits_the_byte_tokenizer(text))
 ]
 
 
@@ -140,14 +139,14 @@ def test_a_format_reads_what_vllms_parser_reads(kind: Any, text: str, byte_token
 
     assert read is not None
     assert kind().read_calls([*token_ids, byte_tokenizer.eos_token_id], byte_tokenizer) == read
-    assert stock_calls(PARSERS[kind], byte_tokenizer, text) == read
+    assert stock_calls(kind.vllm_parser, byte_tokenizer, text) == read
 
 
 @pytest.mark.parametrize(("kind", "text"), [case for case in CASES if case[0] in (Hermes, Llama3Json)])
 def test_a_format_reads_what_vllms_parser_streams(
     kind: Any, text: str, byte_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    assert streamed_calls(PARSERS[kind], byte_tokenizer, text) == kind().parse(text)
+    assert streamed_calls(kind.vllm_parser, byte_tokenizer, text) == kind().parse(text)
 
 
 def test_smollm2s_tokens_are_read(smollm2: Any) -> None:

@@ -25,8 +25,6 @@ PROMPTS = [[1, 4093, 198], [1, 9690, 198, 2]]
 class FakeSequence:
     """A sequence that says these deltas; the last is finished."""
 
-    num_written = 0
-
     def __init__(
         self, deltas: Sequence[Sequence[int]], finish_reason: str = "stop", *, is_session: bool = False
     ) -> None:

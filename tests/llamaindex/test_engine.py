@@ -302,9 +302,9 @@ def wrong(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 FAULTS = {
     "plugin absent": (EngineBehaviour(is_installed=False), "plugin_absent"),
-    "posts refused 404": (EngineBehaviour(post_status=404), "post_refused_404"),
-    "posts refused 422": (EngineBehaviour(post_status=422), "post_refused_422"),
-    "posts refused 503": (EngineBehaviour(post_status=503), "post_refused_503"),
+    "posts refused 404": (EngineBehaviour(post_status=404), "post_refused"),
+    "posts refused 422": (EngineBehaviour(post_status=422), "post_refused"),
+    "posts refused 503": (EngineBehaviour(post_status=503), "post_refused"),
     "malformed": (EngineBehaviour(injected=lambda _: "{"), "malformed"),
     "another continuation": (EngineBehaviour(injected=wrong), None),
 }
@@ -331,6 +331,7 @@ async def test_trouble_with_the_engine_is_client_mode(
     assert ours.runs == ["a", "b"]
     reasons = {event.reason for event in ours.pace.of(EngineUnavailable)}
     assert reasons == ({reason} if reason is not None else set())
+    assert {event.status for event in ours.pace.of(EngineUnavailable)} <= {behaviour.post_status}
     assert len([record for record in caplog.records if "engine mode" in record.message]) == len(reasons)
 
 
@@ -438,6 +439,24 @@ async def test_a_llm_that_makes_a_client_for_each_request_is_client_mode() -> No
         await agent.run(user_msg="go")
         assert {event.reason for event in pace.of(EngineUnavailable)} == {"request_not_seen"}
         assert server.statistics().num_requests == 3
+
+
+class Uncopied(OpenAI):
+    """A user's own class, which holds what has no copy."""
+
+    def __copy__(self) -> Any:
+        raise TypeError("this LLM cannot be copied")
+
+
+async def test_a_llm_that_cannot_be_followed_is_client_mode() -> None:
+    pace = Pace(ANSWERS, GUESSES, is_held=False)
+    async with LeakCheck(), EngineServer({MODEL: pace.script}) as server, httpx.AsyncClient() as client:
+        llm = Uncopied(model=MODEL, api_base=server.base_url, api_key="key", async_http_client=client)
+        tools = Tools()
+        await alone(llm, tools.made(), speculation_of(server, GUESSES, pace)).run(user_msg="go")
+        assert {event.reason for event in pace.of(EngineUnavailable)} == {"request_not_seen"}
+        assert server.statistics().num_requests == 3
+        assert tools.runs == ["a", "b"]
 
 
 async def test_a_react_agent_whose_calls_are_text_is_left_alone() -> None:

@@ -32,6 +32,18 @@ def test_name_and_arguments_in_one_delta_become_two_chunks() -> None:
     ]
 
 
+def test_tokens_and_end_are_told_once() -> None:
+    whole = chunk(piece(0, "f", None), piece(0, None, "{}"), finish_reason="tool_calls")
+    whole["choices"][0] |= {"token_ids": [1, 2], "logprobs": {"content": ["one", "two"]}, "stop_reason": 7}
+
+    first, last = (part["choices"][0] for part in single_pieces(whole))
+
+    assert (first["token_ids"], first["logprobs"]["content"]) == ([1, 2], ["one", "two"])
+    assert (first["finish_reason"], "stop_reason" in first) == (None, False)
+    assert (last["token_ids"], last["logprobs"]) == ([], None)
+    assert (last["finish_reason"], last["stop_reason"]) == ("tool_calls", 7)
+
+
 PIECES = st.builds(piece, st.integers(0, 2), st.sampled_from(["f", None]), st.sampled_from(["{", "}", None]))
 
 
@@ -47,7 +59,7 @@ def test_the_message_is_the_same(pieces: list[dict[str, Any]], end: str | None) 
     one.add(whole)
     for part in parts:
         several.add(part)
-    assert (one.message(), one.finish_reason) == (several.message(), several.finish_reason)
+    assert (one.as_dict(), one.finish_reason) == (several.as_dict(), several.finish_reason)
 
 
 def test_calls_without_a_key_are_none() -> None:

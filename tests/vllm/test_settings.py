@@ -7,7 +7,7 @@ import pytest
 from spectool_core import ConfigurationError
 from spectool_core.errors import MissingExtraError
 from spectool_core.vllm import serve
-from spectool_core.vllm.requirements import MissingHookError, check_hooks
+from spectool_core.vllm.formats import FORMATS
 from spectool_core.vllm.serve import server_command, server_environment
 from spectool_core.vllm.settings import EngineSettings
 
@@ -46,15 +46,23 @@ def test_flags_of_each_level(level: Any, held: list[str], absent: list[str]) -> 
     assert command[-2:] == ["--port", "1"], "the user's own come last, and win"
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_is_read_by_vllms_own_parser_of_it(name: str) -> None:
+    command = server_command("model", [], EngineSettings(tool_format=name), on_cpu=False)
+    parser = {"qwen": "hermes", "harmony": "openai"}.get(name, name)
+    assert command[command.index("--tool-call-parser") + 1] == parser
+
+
 def test_flags_of_a_format_and_of_a_cpu() -> None:
     command = server_command("model", [], EngineSettings(tool_format="qwen"), on_cpu=True)
-    assert command[command.index("--tool-call-parser") + 1] == "hermes"
     assert "--enforce-eager" in command
     with pytest.raises(ConfigurationError, match="tool_format='smoke' is not allowed; allowed: hermes, qwen"):
         server_command("model", [], EngineSettings(tool_format="smoke"), on_cpu=True)
 
 
-@pytest.mark.parametrize("flags", [["--api-server-count", "2"], ["--data-parallel-size=4"], ["-dp", "2"]])
+@pytest.mark.parametrize(
+    "flags", [["--api-server-count", "2"], ["--data-parallel-size=4"], ["-dp", "2"], ["-asc="], ["-dp"]]
+)
 def test_several_engines_or_servers_are_refused(flags: list[str]) -> None:
     with pytest.raises(ConfigurationError, match="allowed: 1 in engine mode"):
         server_command("model", flags, EngineSettings(), on_cpu=False)
@@ -76,10 +84,3 @@ def test_without_vllm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         MissingExtraError, match="vllm is not installed; install it with: pip install 'spectool\\[vllm\\]'"
     ):
         serve.installed_vllm()
-
-
-def test_a_missing_hook_is_named_with_the_version() -> None:
-    check_hooks({"str": (str, ["upper"])}, "0.1")
-    with pytest.raises(MissingHookError, match=r"vLLM 0\.1 has no str\.shout, which engine mode needs") as caught:
-        check_hooks({"str": (str, ["upper", "shout"])}, "0.1")
-    assert (caught.value.version, caught.value.hook) == ("0.1", "str.shout")

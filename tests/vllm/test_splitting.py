@@ -49,7 +49,7 @@ def test_a_message_is_put_together_from_chunks() -> None:
     ):
         answer.add(piece)
 
-    message = answer.message()
+    message = answer.as_dict()
 
     assert answer.finish_reason == "tool_calls"
     assert message["content"] == "I look."
@@ -63,7 +63,7 @@ def test_a_whole_completion_gives_the_same_message() -> None:
 
     answer = AnswerMessage.of({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
 
-    assert (answer.message(), answer.finish_reason) == (message, "tool_calls")
+    assert (answer.as_dict(), answer.finish_reason) == (message, "tool_calls")
 
 
 def test_calls_without_whole_arguments_are_none() -> None:
@@ -76,7 +76,7 @@ def test_an_answer_without_calls_is_its_text() -> None:
     answer = AnswerMessage()
     answer.add(chunk({"content": "Sunny."}, "stop"))
 
-    assert answer.message() == {"role": "assistant", "content": "Sunny."}
+    assert answer.as_dict() == {"role": "assistant", "content": "Sunny."}
     assert not answer.has_calls
 
 

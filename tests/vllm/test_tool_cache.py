@@ -39,10 +39,14 @@ def output(name: str = "f", **fields: Any) -> ToolOutput:
     return ToolOutput.model_validate({"name": name, **fields})
 
 
-def refused(call: Any, *arguments: Any, **options: Any) -> int:
+def error_of(call: Any, *arguments: Any, **options: Any) -> WireError:
     with pytest.raises(WireError) as caught:
         call(*arguments, **options)
-    return caught.value.status
+    return caught.value
+
+
+def refused(call: Any, *arguments: Any, **options: Any) -> int:
+    return error_of(call, *arguments, **options).status
 
 
 def texts(cache: ToolCache, response: CachedResponse, turn: int = 1) -> dict[str, str | None]:
@@ -71,6 +75,7 @@ def test_a_finished_response_is_told_from_an_unknown_one_only_to_who_knows_its_s
     cache.end(response)
 
     assert refused(cache.find, "chatcmpl-a", SECRET) == 409
+    assert refused(cache.post, response, [output(output="late")]) == 409
     assert refused(cache.find, "chatcmpl-a", OTHER) == 404
     assert cache.find("chatcmpl-a", SECRET, may_be_finished=True).status(0)["state"] == "finished"
     clock.now_s += 61
@@ -81,7 +86,11 @@ def test_an_id_that_runs_cannot_be_taken_again_and_a_short_secret_is_none(
     cache: ToolCache, response: CachedResponse
 ) -> None:
     assert refused(cache.begin, "chatcmpl-a", SECRET) == 409
-    assert refused(cache.begin, "chatcmpl-b", "short") == 422
+    assert refused(cache.check_new, "chatcmpl-a") == 409
+    error = error_of(cache.begin, "chatcmpl-b", "short")
+    assert (error.status, error.param) == (422, "X-Spectool-Secret")
+    assert error.message == "X-Spectool-Secret: 5 characters; allowed: 16 to 256"
+    cache.check_new("chatcmpl-b")
     cache.end(response)
     assert cache.begin("chatcmpl-a", OTHER) is not response
     assert refused(cache.find, "chatcmpl-a", SECRET) == 404
@@ -92,7 +101,8 @@ def test_responses_are_bounded(cache: ToolCache, response: CachedResponse) -> No
     assert not cache.is_full
     cache.begin("chatcmpl-c", SECRET)
     assert cache.is_full
-    assert refused(cache.begin, "chatcmpl-d", SECRET) == 503
+    error = error_of(cache.begin, "chatcmpl-d", SECRET)
+    assert (error.status, error.message) == (503, "3 responses with a tool cache are running; allowed: 3")
     cache.end(response)
     cache.begin("chatcmpl-d", SECRET)
 
@@ -135,6 +145,20 @@ def test_entries_expire_and_may_then_be_posted_anew(cache: ToolCache, response: 
     assert texts(cache, response) == {}
 
 
+def test_what_has_expired_is_dropped_and_told(cache: ToolCache, response: CachedResponse, clock: Clock) -> None:
+    cache.post(response, [output(output="old", keep_alive=5), output("g", pending=True)])
+    told = []
+    response.on_change = lambda: told.append(len(response.entries))
+    cache.drop_expired(response)
+    clock.now_s += 6
+
+    cache.drop_expired(response)
+    cache.drop_expired(response)
+
+    assert told == [1]
+    assert cache.num_bytes == next(iter(response.entries.values())).num_bytes
+
+
 def test_too_large_an_output_is_refused_and_nothing_of_the_post_is_taken(
     cache: ToolCache, response: CachedResponse
 ) -> None:
@@ -158,7 +182,8 @@ def test_an_output_that_is_refused_is_waited_for_no_more(cache: ToolCache, respo
 def test_entries_and_bytes_are_bounded_and_come_back(cache: ToolCache, response: CachedResponse) -> None:
     for number in range(4):
         cache.post(response, [output(params={"n": number}, output="x" * 90)])
-    assert refused(cache.post, response, [output(params={"n": 4}, output="")]) == 503
+    error = error_of(cache.post, response, [output(params={"n": 4}, output="")])
+    assert (error.status, error.message) == (503, "5 entries of one response; allowed: 4")
     others = [cache.begin(f"chatcmpl-{number}", SECRET) for number in range(2)]
     taken = 0
     statuses = set()
@@ -193,6 +218,7 @@ def test_the_status_says_what_is_there_and_what_was_refused_but_no_output(
     cache.post(response, [output(params={"x": 1}, output="secret result"), output("g", pending=True, turn=2)])
     response.refuse(1, "not_cached")
     response.refuse(1, "not_cached")
+    response.refuse(1, "cannot_render", "the output holds a control text")
 
     status = response.status(cache.clock())
 
@@ -200,6 +226,9 @@ def test_the_status_says_what_is_there_and_what_was_refused_but_no_output(
         {"name": "f", "params": {"x": 1}, "state": "cached", "turn": None},
         {"name": "g", "params": {}, "state": "pending", "turn": 2},
     ]
-    assert status["refused"] == [{"turn": 1, "reason": "not_cached"}]
+    assert status["refused"] == [
+        {"turn": 1, "reason": "not_cached"},
+        {"turn": 1, "reason": "cannot_render", "detail": "the output holds a control text"},
+    ]
     assert "secret result" not in str(status)
     assert next(iter(response.entries.values())).key == call_key("f", {"x": 1})

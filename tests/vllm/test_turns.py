@@ -21,6 +21,15 @@ def test_plans_of_the_turn_the_latest_first() -> None:
     assert list(response.current_plans()) == [plan("c", turn=2)]
 
 
+def test_whether_anything_was_posted_so_far() -> None:
+    response = Response(frozenset({9}))
+    assert not response.has_posts
+    response.add(plan("a"))
+    assert response.has_posts
+    withdrawn = Response(frozenset({9}), expected={None: frozenset()})
+    assert withdrawn.has_posts
+
+
 def test_what_is_expected_in_a_turn() -> None:
     response = Response(frozenset({9}), expected={None: frozenset({"a"}), 1: frozenset({"b"}), 2: frozenset({"c"})})
     assert response.currently_expected() == {"a", "b"}

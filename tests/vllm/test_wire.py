@@ -133,6 +133,7 @@ def test_a_wrong_api_key_is_refused(authorization: str | None) -> None:
         ApiKeys(["other-one", "secret"]).check(authorization)
 
     assert caught.value.status == 401
+    assert caught.value.message == "Authorization: no valid API key; expected 'Bearer <key>'"
     assert caught.value.body()["error"]["type"] == "authentication_error"
 
 

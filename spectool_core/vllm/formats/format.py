@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-__all__ = ["Call", "ToolFormat", "load", "object_at", "without_reasoning"]
+from spectool_core.vllm.wire import refuse_constant
+
+__all__ = ["Call", "ToolFormat", "json_value_at", "load_json", "without_reasoning"]
 
 Call: TypeAlias = tuple[str, dict[str, Any]]
 """A tool's name and its arguments, as `json.loads` reads them."""
@@ -17,11 +19,13 @@ class ToolFormat(ABC):
     """Reads whole turns; where it is not certain that vLLM's parser reads the same, streamed or not, it reads none.
 
     Attributes:
+        vllm_parser: the name of vLLM's own parser of the format, which answers the clients that get a call.
         start_marker: the text with which a call begins; empty where calls begin like other text.
         end_tokens: special tokens, besides the model's EOS, that may end a turn which holds calls.
         control_texts: texts that a tool output must not hold, since the model reads them as structure.
     """
 
+    vllm_parser: ClassVar[str]
     start_marker: ClassVar[str]
     end_tokens: ClassVar[tuple[str, ...]] = ()
     control_texts: ClassVar[tuple[str, ...]]
@@ -59,7 +63,7 @@ def without_reasoning(text: str, start_marker: str) -> str | None:
     return None if closed and start_marker and start_marker in reasoning else answer
 
 
-def load(text: str) -> Any:
+def load_json(text: str) -> Any:
     """JSON as vLLM's parsers load it; NaN, the infinities and what is no JSON raise ValueError."""
     try:
         return _decoder.decode(text)
@@ -67,16 +71,12 @@ def load(text: str) -> Any:
         raise ValueError("JSON nests too deep") from exc
 
 
-def object_at(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins at `start`, and where it ends; raises ValueError as `load` does."""
+def json_value_at(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that begins at `start`, and where it ends; raises ValueError as `load_json` does."""
     try:
         return _decoder.raw_decode(text, start)
     except RecursionError as exc:
         raise ValueError("JSON nests too deep") from exc
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-_decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+_decoder = json.JSONDecoder(parse_constant=refuse_constant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from spectool_core.vllm.formats.format import Call, ToolFormat, load
+from spectool_core.vllm.formats.format import Call, ToolFormat, load_json
 
 __all__ = ["Harmony"]
 
@@ -25,6 +25,7 @@ _CALL = re.compile(
 class Harmony(ToolFormat):
     """Reads as vLLM's Harmony parser does (vllm/parser/harmony.py); a turn holds one call, as `<|call|>` ends it."""
 
+    vllm_parser: ClassVar[str] = "openai"
     start_marker: ClassVar[str] = ""
     end_tokens: ClassVar[tuple[str, ...]] = ("<|call|>",)
     control_texts: ClassVar[tuple[str, ...]] = (
@@ -48,7 +49,7 @@ class Harmony(ToolFormat):
         if call is None or _SPECIAL.search(call["arguments"]):
             return None
         try:
-            arguments = load(call["arguments"])
+            arguments = load_json(call["arguments"])
         except ValueError:
             return None
         return [(call["before"] or call["after"], arguments)] if isinstance(arguments, dict) else None

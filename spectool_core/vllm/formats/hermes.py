@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from spectool_core.vllm.formats.format import Call, ToolFormat, load, without_reasoning
+from spectool_core.vllm.formats.format import Call, ToolFormat, load_json, without_reasoning
 
 __all__ = ["Hermes"]
 
@@ -17,6 +17,7 @@ _NAME_FIRST = re.compile(r'\s*\{\s*"name"\s*:\s*"[^"\\]+"\s*,\s*"arguments"\s*:'
 class Hermes(ToolFormat):
     """Reads as `hermes` does (vllm/tool_parsers/hermes_tool_parser.py)."""
 
+    vllm_parser: ClassVar[str] = "hermes"
     start_marker: ClassVar[str] = "<tool_call>"
     control_texts: ClassVar[tuple[str, ...]] = (
         "<|im_start|>",
@@ -44,7 +45,7 @@ def _call(body: str) -> Call | None:
     if not _NAME_FIRST.match(body):
         return None
     try:
-        call: Any = load(body)
+        call: Any = load_json(body)
     except ValueError:
         return None
     if set(call) != {"name", "arguments"} or not isinstance(call["arguments"], dict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from spectool_core.vllm.formats.format import Call, ToolFormat, load
+from spectool_core.vllm.formats.format import Call, ToolFormat, load_json
 
 __all__ = ["Llama3Json"]
 
@@ -15,6 +15,7 @@ class Llama3Json(ToolFormat):
     Several objects in a row are left to vLLM: what its streaming makes of them depends on where its deltas end.
     """
 
+    vllm_parser: ClassVar[str] = "llama3_json"
     start_marker: ClassVar[str] = ""
     end_tokens: ClassVar[tuple[str, ...]] = ("<|eot_id|>", "<|eom_id|>")
     control_texts: ClassVar[tuple[str, ...]] = (
@@ -33,7 +34,7 @@ class Llama3Json(ToolFormat):
         if not body.startswith("{"):
             return None
         try:
-            call: Any = load(body.rstrip())
+            call: Any = load_json(body.rstrip())
         except ValueError:
             return None
         keys = set(call)

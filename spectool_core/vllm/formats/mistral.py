@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from spectool_core.vllm.formats.format import Call, ToolFormat, load, object_at
+from spectool_core.vllm.formats.format import Call, ToolFormat, json_value_at, load_json
 
 __all__ = ["Mistral"]
 
@@ -15,6 +15,7 @@ _NAMED = re.compile(r"([A-Za-z0-9_.\-]+)(?:\[ARGS\])?(?=\{)")
 class Mistral(ToolFormat):
     """Reads as `mistral` does (vllm/parser/mistral.py)."""
 
+    vllm_parser: ClassVar[str] = "mistral"
     start_marker: ClassVar[str] = "[TOOL_CALLS]"
     control_texts: ClassVar[tuple[str, ...]] = (
         "<s>",
@@ -42,7 +43,7 @@ class Mistral(ToolFormat):
         if not marker or before.count("[THINK]") != before.count("[/THINK]"):
             return None
         try:
-            return _listed(load(written)) if written.startswith("[") else _named(written)
+            return _listed(load_json(written)) if written.startswith("[") else _named(written)
         except ValueError:
             return None
 
@@ -67,7 +68,7 @@ def _named(written: str) -> list[Call] | None:
         name = _NAMED.match(written, position)
         if name is None:
             return None
-        arguments, position = object_at(written, name.end())
+        arguments, position = json_value_at(written, name.end())
         read.append((name[1], arguments))
         rest = written[position:]
         if not rest.strip():

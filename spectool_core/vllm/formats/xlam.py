@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from spectool_core.vllm.formats.format import Call, ToolFormat, load, without_reasoning
+from spectool_core.vllm.formats.format import Call, ToolFormat, load_json, without_reasoning
+from spectool_core.vllm.formats.llama3_json import Llama3Json
 
 __all__ = ["XLam"]
 
@@ -16,15 +17,10 @@ _ARGUMENTS = re.compile(r'"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(\{(?
 class XLam(ToolFormat):
     """Reads as `xlam` does (vllm/tool_parsers/xlam_tool_parser.py), bare arrays only."""
 
+    vllm_parser: ClassVar[str] = "xlam"
     start_marker: ClassVar[str] = ""
     control_texts: ClassVar[tuple[str, ...]] = (
-        "<|begin_of_text|>",
-        "<|end_of_text|>",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|python_tag|>",
+        *Llama3Json.control_texts,
         "<|im_start|>",
         "<|im_end|>",
         "<|endoftext|>",
@@ -37,8 +33,8 @@ class XLam(ToolFormat):
         if answer is None or not answer.strip().startswith("["):
             return None
         try:
-            calls: Any = load(answer.strip())
-            streamed = [(name, load(arguments)) for name, arguments in _ARGUMENTS.findall(answer)]
+            calls: Any = load_json(answer.strip())
+            streamed = [(name, load_json(arguments)) for name, arguments in _ARGUMENTS.findall(answer)]
         except ValueError:
             return None
         read = [(call["name"], call["arguments"]) for call in calls if isinstance(call, dict) and set(call) == _KEYS]

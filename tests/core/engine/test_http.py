@@ -16,7 +16,7 @@ import pytest
 
 from spectool_core import Speculation
 from spectool_core.calls import Prompt, ToolCall
-from spectool_core.engine import asking
+from spectool_core.engine import set_current_turn
 from spectool_core.events import EngineUnavailable, StreamAborted
 from spectool_core.runs import RunContext
 from spectool_core.testing import Answer, EngineBehaviour, EngineServer, HttpError, Latch, LeakCheck
@@ -79,7 +79,7 @@ class Agent:
         if self.speculation is None:
             return None
         turn = self.speculation.start_turn(Prompt(self.messages), TOOLS, self.toolbox, self.context, loop=loop)
-        asking(turn.engine_turn)
+        set_current_turn(turn.engine_turn)
         return turn
 
     def take(self, reply: Any) -> list[ToolCall]:
@@ -112,7 +112,7 @@ class Agent:
                 if not calls:
                     return
         finally:
-            asking(None)
+            set_current_turn(None)
             if self.speculation is not None:
                 self.speculation.end_run(self.context)
 
@@ -186,9 +186,9 @@ def test_a_sync_conversation_in_one_request(library: str, body: dict[str, Any]) 
             client = openai.OpenAI(base_url=server.base_url, api_key="key", max_retries=0, http_client=http_client)
             agent = Agent(client, speculation, **body)
             agent.run_blocking()
-            asking(None)
+            set_current_turn(None)
             if speculation is not None:
-                assert len(speculation.engine.residents) == 0  # type: ignore[union-attr]
+                assert len(speculation.engine.idle_streams) == 0  # type: ignore[union-attr]
                 speculation.close()
             return named(agent.seen), server.statistics().num_requests
 
@@ -224,12 +224,12 @@ async def test_requests_of_no_turn_and_other_requests_pass_through() -> None:
     async with LeakCheck(), EngineServer({"m": FINAL}) as server, a_client(server) as client:
         speculation = speculation_of(server, [])
         adopted = speculation.engine.adopt(client)  # type: ignore[union-attr]
-        asking(None)
+        set_current_turn(None)
         await adopted.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}], tools=TOOLS)
         agent = Agent(client, speculation)
         agent.start_turn(asyncio.get_running_loop())
         assert [model.id async for model in adopted.models.list()] == ["m"]
-        asking(None)
+        set_current_turn(None)
         speculation.end_run(agent.context)
         assert "x-spectool-turns" not in server.requests[0].headers
 
@@ -309,7 +309,7 @@ async def test_the_replys_headers_are_stocks(body: dict[str, Any]) -> None:
             assert [chunk async for chunk in parsed]
         assert "x-spectool" not in reply.headers
         assert reply.headers["content-type"].startswith("text/event-stream" if body else "application/json")
-        asking(None)
+        set_current_turn(None)
         speculation.end_run(agent.context)
         await quiet(speculation)
 
@@ -390,7 +390,7 @@ async def test_a_stream_is_left_by_a_client_that_cannot_read_it(order: list[bool
                 turn.answer(calls)
                 for call in calls:
                     agent.give(call, (await turn.claim(call)).result)
-            asking(None)
+            set_current_turn(None)
             speculation.end_run(agent.context)
             await quiet(speculation)
             assert agent.messages[-1]["content"] == FINAL.text
@@ -410,7 +410,7 @@ async def test_a_stream_that_stays_is_not_in_the_way_of_other_requests(client_cl
         agent.start_turn(asyncio.get_running_loop())
         pace.open()
         await agent.client.chat.completions.create(messages=agent.messages, **agent.body)
-        asking(None)
+        set_current_turn(None)
         await client.models.list()
         speculation.end_run(agent.context)
         await quiet(speculation)
@@ -444,7 +444,7 @@ async def test_a_call_that_somebody_else_answers_is_not_waited_for() -> None:
             agent.start_turn(asyncio.get_running_loop())
             reply = await agent.client.chat.completions.create(messages=agent.messages, **agent.body)
             assert agent.take([chunk async for chunk in reply]) == []
-        asking(None)
+        set_current_turn(None)
         released.set()
         speculation.end_run(agent.context)
         turn.settle()
@@ -470,24 +470,7 @@ async def test_the_copy_lives_as_long_as_the_users_client_and_closes_nothing_of_
         assert copy() is None
 
 
-@pytest.mark.parametrize("given", [None, object(), httpx.URL("http://x")])
-def test_what_is_no_client_of_the_openai_package_is_not_adopted(given: Any) -> None:
-    speculation = Speculation(engine="vllm", engine_url="http://127.0.0.1:9/v1")
-    assert speculation.engine is not None
-    assert speculation.engine.adopt(given) is None
-
-
-def test_a_client_whose_transport_cannot_be_reached_is_not_adopted() -> None:
-    speculation = Speculation(engine="vllm", engine_url="http://127.0.0.1:9/v1")
-    with httpx.Client() as http_client:
-        client = openai.OpenAI(api_key="key", http_client=http_client)
-        del http_client.__dict__["_mounts"]
-        assert speculation.engine is not None
-        assert speculation.engine.adopt(client) is None
-        http_client.__dict__["_mounts"] = {}
-
-
 @pytest.fixture(autouse=True)
 def _no_turn_left() -> Iterator[None]:
     yield
-    asking(None)
+    set_current_turn(None)

@@ -35,6 +35,26 @@ def test_a_session_ends_with_its_loop() -> None:
     assert len(held._held) == 1, "only the last loop is remembered, until the next one comes"
 
 
+async def test_a_session_that_is_dropped_in_a_cycle_is_closed_by_its_loop() -> None:
+    problems: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context["message"]))
+    with ModelServer({"s": Answer()}) as server:
+        held = sessions()
+        session = await held.current()
+        async with session.get(f"{server.base_url}/models") as response:
+            await response.read()
+        cycle: list[object] = [held]
+        cycle.append(cycle)
+        del held, session, response, cycle
+        num_tasks = len(asyncio.all_tasks())
+        gc.collect()
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == num_tasks + 1, "it is being closed"
+        while len(asyncio.all_tasks()) > num_tasks:
+            await asyncio.sleep(0)
+    assert problems == []
+
+
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_loops_that_are_closed_without_notice_do_not_pile_up() -> None:
     """Their asyncio transports warn, as they always do; nothing of ours holds them."""

@@ -1,4 +1,4 @@
-"""A response whose sequence stays in the engine: at each turn's end it is decided whether it goes on, and from what."""
+"""What a response's sequence goes on from: decided at each turn's end, for as long as it stays in the engine."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spectool_core.vllm.plans import Commands, Plans, TurnStart
+from spectool_core.vllm.engine_commands import CallsEngine
+from spectool_core.vllm.planner import Planner, TurnStart
 from spectool_core.vllm.rendering import ConversationRenderer, Message, RenderingRefusedError, tool_message
 from spectool_core.vllm.tool_cache import CachedResponse, Entry, Injected, ToolCache
+from spectool_core.vllm.turns import EndedTurn
 from spectool_core.vllm.wire import call_key
 
-__all__ = ["Injection", "Resident", "TurnEnds"]
+__all__ = ["Injection", "Injector", "TurnEnds"]
 
 
 class TurnEnds(Protocol):
     """The part of an engine sequence that ends turns; see `sequences.EngineSequence`."""
 
-    async def turn_end(self, turn: int) -> Any:
+    async def turn_end(self, turn: int) -> EndedTurn:
         """How the engine ended it."""
         ...
 
@@ -46,8 +48,8 @@ class Injection:
     suffix_ids: list[int]
 
 
-class Resident:
-    """One running response.
+class Injector:
+    """Decides how the turns of one response go on.
 
     Args:
         cached: what has been posted for it.
@@ -67,7 +69,7 @@ class Resident:
         cached: CachedResponse,
         cache: ToolCache,
         renderer: ConversationRenderer,
-        commands: Commands | None,
+        commands: CallsEngine | None,
         *,
         hold_s: float,
         may_wait: Callable[[], bool],
@@ -80,7 +82,7 @@ class Resident:
         self._hold_s = hold_s
         self._may_wait = may_wait
         self._next_max_tokens = next_max_tokens
-        self._plans = None if commands is None else Plans(cached, cache, renderer, commands, next_max_tokens)
+        self._planner = None if commands is None else Planner(cached, cache, renderer, commands, next_max_tokens)
         self._turn: TurnStart | None = None
         self._changed = asyncio.Event()
         self._has_ended = False
@@ -90,13 +92,13 @@ class Resident:
         """A turn's prompt is known."""
         self._turn = turn
         self.cached.turn = turn.number
-        if self._plans is not None:
-            self._plans.begin_turn(turn)
+        if self._planner is not None:
+            self._planner.begin_turn(turn)
 
     async def sync(self) -> None:
         """Return when the engine knows what has been posted."""
-        if self._plans is not None:
-            await self._plans.sync()
+        if self._planner is not None:
+            await self._planner.sync()
 
     def end_soon(self) -> None:
         """Nobody wants the next turn."""
@@ -105,16 +107,16 @@ class Resident:
 
     def close(self) -> None:
         """The response has ended."""
-        if self._plans is not None:
-            self._plans.close()
+        if self._planner is not None:
+            self._planner.close()
         self._cache.end(self.cached)
 
-    async def note_end(self) -> None:
+    async def note_unexplained_finish(self) -> None:
         """Note why the engine did not go on, after the response's end."""
-        if self._plans is not None:
-            await self._plans.note_end()
+        if self._planner is not None:
+            await self._planner.note_unexplained_finish()
 
-    async def settle(
+    async def inject(
         self, sequence: TurnEnds, answer: Message, calls: Sequence[tuple[str, dict[str, Any]]], end_id: int
     ) -> Injection | None:
         """What the engine went on from behind the current turn; None where it did not, and the sequence is over.
@@ -131,10 +133,10 @@ class Resident:
         end = await sequence.turn_end(turn.number)
         keys = [call_key(name, params) for name, params in calls]
         if end.outcome == "finished":
-            self.cached.refuse(turn.number, end.reason)
+            self.cached.refuse(turn.number, end.reason or "unknown_to_the_engine")
             return None
         if end.keys is not None and list(end.keys) != keys:
-            self.cached.refuse(turn.number, "vLLM's parser reads other calls than the engine")
+            self.cached.refuse(turn.number, "other_calls")
             return None
         if end.outcome == "injected":
             return self._injected(turn, answer, keys)
@@ -149,9 +151,9 @@ class Resident:
         return injection
 
     def _injected(self, turn: TurnStart, answer: Message, keys: Sequence[str]) -> Injection | None:
-        planned = None if self._plans is None or len(keys) != 1 else self._plans.of(turn.number, keys[0])
+        planned = None if self._planner is None or len(keys) != 1 else self._planner.planned(turn.number, keys[0])
         if planned is None or planned.rendered is None:
-            self.cached.refuse(turn.number, "the engine went on from what was not planned")
+            self.cached.refuse(turn.number, "unplanned")
             return None
         return self._injection(answer, [planned.entry], planned.rendered.suffix_ids)
 
@@ -169,9 +171,8 @@ class Resident:
                 return None
             if all(entry.text is not None for entry in entries):
                 return await self._resumed(sequence, turn, answer, entries, end_id)
-            reason = "hold_s" if loop.time() >= until_s else "" if self._may_wait() else "too_many_parked"
-            if reason:
-                self.cached.refuse(turn.number, reason)
+            if loop.time() >= until_s or not self._may_wait():
+                self.cached.refuse(turn.number, "held_too_long" if loop.time() >= until_s else "too_many_parked")
                 return None
             now_s = self._cache.clock()
             wait_s = min(until_s - loop.time(), *(entry.expires_s - now_s for entry in entries))
@@ -188,12 +189,12 @@ class Resident:
         try:
             rendered = await self._renderer.after(turn.messages, turn.prompt_ids, answer, texts)
         except RenderingRefusedError as exc:
-            self.cached.refuse(turn.number, str(exc))
+            self.cached.refuse(turn.number, "cannot_render", str(exc))
             return None
         own = self._next_max_tokens
         max_tokens = self.num_left() if own is None else own(rendered.num_prompt_tokens)
         if max_tokens < 1 or not await sequence.resume(turn.number, end_id, rendered.suffix_ids, max_tokens):
-            self.cached.refuse(turn.number, "the sequence could not go on")
+            self.cached.refuse(turn.number, "no_room")
             return None
         return self._injection(answer, entries, rendered.suffix_ids)
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from spectool_core.vllm.engine_commands import CallsEngine
 from spectool_core.vllm.rendering import ConversationRenderer, Message, Rendered, RenderingRefusedError
 from spectool_core.vllm.tool_cache import CachedResponse, Entry, ToolCache
 
-__all__ = ["Commands", "Planned", "Plans", "TurnStart"]
+__all__ = ["Planned", "Planner", "TurnStart"]
 
-
-class Commands(Protocol):
-    """Commands of the engine core's half."""
-
-    async def call(self, command: str, *arguments: Any) -> Any:
-        """Call one."""
-        ...
+# Event loops call back up to their clock's resolution early; an entry that had not expired then would be looked at no
+# more.
+_EXPIRY_SLACK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +46,8 @@ class Planned:
     rendered: Rendered | None
 
 
-class Plans:
-    """Keeps the engine's half in step with the cache.
+class Planner:
+    """Renders outputs ahead, and tells the engine core what is cached, pending or expired.
 
     Args:
         cached: what has been posted for the response.
@@ -65,7 +62,7 @@ class Plans:
         cached: CachedResponse,
         cache: ToolCache,
         renderer: ConversationRenderer,
-        commands: Commands,
+        commands: CallsEngine,
         next_max_tokens: Callable[[int], int] | None,
     ) -> None:
         self._cached = cached
@@ -87,7 +84,7 @@ class Plans:
         self._planned = {place: plan for place, plan in self._planned.items() if place[0] >= turn.number}
         self._sync_soon()
 
-    def of(self, turn: int, key: str) -> Planned | None:
+    def planned(self, turn: int, key: str) -> Planned | None:
         """What was planned for this call in this turn."""
         return self._planned.get((turn, key))
 
@@ -98,24 +95,14 @@ class Plans:
         for task in self._tasks:
             task.cancel()
 
-    async def note_end(self) -> None:
+    async def note_unexplained_finish(self) -> None:
         """Ask the engine why it did not go on from a turn with calls, after the response's end."""
         if not self._was_told:
             return
         for record in await self._commands.call("turns", self._cached.id):
-            if record["outcome"] == "finished" and record["keys"]:
+            # Where nothing had been posted by then, the engine has not looked for calls.
+            if record["outcome"] == "finished" and (record["keys"] or record["reason"] == "nothing_cached"):
                 self._cached.refuse(record["turn"], record["reason"])
-
-    def _sync_soon(self) -> None:
-        if self._cached.state != "finished":
-            task = asyncio.get_running_loop().create_task(self.sync())
-            self._tasks.add(task)
-            task.add_done_callback(self._synced)
-
-    def _synced(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._cached.refuse(self._cached.turn, f"the engine did not answer: {type(error).__name__}")
 
     async def sync(self) -> None:
         """Tell the engine what has changed; returns when it knows.
@@ -129,6 +116,17 @@ class Plans:
             told = self._expect() + await self._plan(turn)
             await asyncio.gather(*told)
             self._sync_at_expiry()
+
+    def _sync_soon(self) -> None:
+        if self._cached.state != "finished":
+            task = asyncio.get_running_loop().create_task(self.sync())
+            self._tasks.add(task)
+            task.add_done_callback(self._synced)
+
+    def _synced(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._cached.refuse(self._cached.turn, "engine_error", type(error).__name__)
 
     def _expect(self) -> list[Any]:
         now_s = self._cache.clock()
@@ -166,7 +164,7 @@ class Plans:
         try:
             return await self._renderer.ahead(turn.messages, turn.prompt_ids, entry.name, entry.params, text)
         except RenderingRefusedError as exc:
-            self._cached.refuse(turn.number, str(exc))
+            self._cached.refuse(turn.number, "cannot_render", str(exc))
             return None
 
     def _sync_at_expiry(self) -> None:
@@ -174,11 +172,11 @@ class Plans:
             self._expiry.cancel()
         expiries = [entry.expires_s for entry in self._cached.entries.values()]
         if expiries:
-            wait_s = max(0.0, min(expiries) - self._cache.clock()) + 0.01
+            wait_s = max(0.0, min(expiries) - self._cache.clock()) + _EXPIRY_SLACK_S
             self._expiry = asyncio.get_running_loop().call_later(wait_s, self._expire)
 
     def _expire(self) -> None:
         now_s = self._cache.clock()
         if any(entry.expires_s <= now_s for entry in self._cached.entries.values()):
-            self._cache.post(self._cached, ())
+            self._cache.drop_expired(self._cached)
             self._sync_soon()

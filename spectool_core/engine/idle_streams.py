@@ -8,13 +8,14 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from spectool_core.engine.resident import Resident
+from spectool_core.engine.resident_stream import ResidentStream
+from spectool_core.events import StreamAbortReason
 from spectool_core.loops import run_on
 
-__all__ = ["Place", "Residents"]
+__all__ = ["Place", "IdleStreams"]
 
 _MAX_IDLE_S = 60.0
-_MAX_RESIDENTS = 1024
+_MAX_STREAMS = 1024
 
 
 class Place(NamedTuple):
@@ -26,39 +27,39 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    resident: Resident
+    resident: ResidentStream
     place: Place
     loop: asyncio.AbstractEventLoop
-    on_abort: Callable[[str], None]
+    on_abort: Callable[[StreamAbortReason], None]
     on_take: Callable[[], None]
     is_kept: bool = True
     timer: asyncio.TimerHandle | None = field(default=None)
 
 
-class Residents:
+class IdleStreams:
     """Keeps resident streams between two model calls.
 
     Args:
         max_idle_s: seconds that one is kept; its next model call should come at once.
-        max_residents: as many are kept, and on one transport half of its connections; the oldest is aborted for one
+        max_streams: as many are kept, and on one transport half of its connections; the oldest is aborted for one
             more.
     """
 
-    def __init__(self, *, max_idle_s: float = _MAX_IDLE_S, max_residents: int = _MAX_RESIDENTS) -> None:
+    def __init__(self, *, max_idle_s: float = _MAX_IDLE_S, max_streams: int = _MAX_STREAMS) -> None:
         self._max_idle_s = max_idle_s
-        self._max_residents = max_residents
+        self._max_streams = max_streams
         self._lock = threading.Lock()
-        self._kept: dict[Resident, _Kept] = {}
+        self._kept: dict[ResidentStream, _Kept] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def keep(
         self,
-        resident: Resident,
+        resident: ResidentStream,
         place: Place,
         loop: asyncio.AbstractEventLoop,
-        on_abort: Callable[[str], None],
+        on_abort: Callable[[StreamAbortReason], None],
         on_take: Callable[[], None] = lambda: None,
     ) -> None:
         """Keep one whose turn has ended.
@@ -73,14 +74,14 @@ class Residents:
         kept = _Kept(resident, place, loop, on_abort, on_take)
         with self._lock:
             self._kept[resident] = kept
-            over = list(self._kept)[: -self._max_residents]
+            over = list(self._kept)[: -self._max_streams]
             connections = resident.reply.connections
             of_these = [each for each in self._kept if each.reply.connections is connections]
             over += of_these[: connections.num_too_many(len(of_these))]
         run_on(loop, self._start_timer, kept)
         self._abort(over, "too_many")
 
-    def take(self, place: Place) -> list[Resident]:
+    def take(self, place: Place) -> list[ResidentStream]:
         """Those of `place`, oldest first, which are the caller's from now on."""
         with self._lock:
             there = [kept.resident for kept in self._kept.values() if kept.place == place]
@@ -95,14 +96,14 @@ class Residents:
             left = [kept.resident for kept in self._kept.values() if kept.place.run == run]
         self._abort(left, "run_ended")
 
-    def _abort(self, residents: Iterable[Resident], reason: str) -> None:
+    def _abort(self, residents: Iterable[ResidentStream], reason: StreamAbortReason) -> None:
         for resident in residents:
             kept = self._remove(resident)
             if kept is not None:
                 resident.abandon()
                 kept.on_abort(reason)
 
-    def _remove(self, resident: Resident) -> _Kept | None:
+    def _remove(self, resident: ResidentStream) -> _Kept | None:
         """What was kept until now; whoever removes it owns it."""
         with self._lock:
             kept = self._kept.pop(resident, None)

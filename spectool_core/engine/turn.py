@@ -9,33 +9,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Coroutine, Hashable
-from contextvars import ContextVar
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from spectool_core.cache import Run
 from spectool_core.canonical import CallKey
 from spectool_core.engine.endpoint import Address, EngineEndpoint
-from spectool_core.engine.resident import Resident
-from spectool_core.engine.residents import Place, Residents
+from spectool_core.engine.idle_streams import IdleStreams, Place
+from spectool_core.engine.resident_stream import ResidentStream
 from spectool_core.events import (
     EngineUnavailable,
     Event,
     OutputsPosted,
     RunOutcome,
     StreamAborted,
+    StreamAbortReason,
     TurnAttached,
     TurnInjected,
+    UnavailableReason,
 )
 from spectool_core.loops import run_on
-from spectool_core.vllm.wire import MAX_OUTPUT_BYTES
+from spectool_core.vllm.wire import MAX_ENTRIES, MAX_OUTPUT_BYTES
 
-__all__ = ["Engine", "EngineTurn", "asking", "current_turn"]
-
-_MAX_ENTRIES = 64
-"""Calls of one turn that the engine is told of; as many as an engine with default settings keeps for a response."""
-
-_FINISHED = 409
+__all__ = ["Engine", "EngineTurn"]
 
 _logger = logging.getLogger("spectool")
 
@@ -46,15 +43,15 @@ class Engine(Protocol):
     """What the turns of one `Speculation` share."""
 
     endpoint: EngineEndpoint
-    residents: Residents
-    has_answered: bool | None  # None before the first reply
+    idle_streams: IdleStreams
+    has_answered: bool | None  # see `EngineClient`
 
     def announce(self, event: Event) -> None:
         """Tell the hooks."""
         ...
 
-    def warn(self, reason: str) -> None:
-        """Tell the user, once."""
+    def warn(self, reason: UnavailableReason, status: int | None = None) -> None:
+        """Tell the user, once; `status` is that of a post which was refused."""
         ...
 
     def post(self, turn: EngineTurn, address: Address, entries: list[Entry]) -> None:
@@ -144,7 +141,7 @@ class EngineTurn:
 
     def _tell(self, run: Run, told: Entry) -> None:
         key = run.prepared.key
-        if key not in self._entries and (self._has_answer or len(self._entries) >= _MAX_ENTRIES):
+        if key not in self._entries and (self._has_answer or len(self._entries) >= MAX_ENTRIES):
             return  # begun by the answer itself, it would come too late
         call = run.prepared.call
         self._entries[key] = {"name": call.name, "params": dict(call.arguments), **told}
@@ -170,14 +167,18 @@ class EngineTurn:
         self.engine.has_answered = True
         run_on(self.loop, self._accept, address, engine_turn)
 
-    def keep(self, resident: Resident) -> None:
+    def keep(self, resident: ResidentStream) -> None:
         """This turn has been read from `resident`, and the next one may come there."""
         if self._is_over:
             resident.abandon()
-            self.aborted(resident, "run_ended")
+            self.abort_stream(resident, "run_ended")
             return
-        self.engine.residents.keep(
-            resident, self.place, self.loop, partial(self.aborted, resident), partial(run_on, self.loop, self._asked_on)
+        self.engine.idle_streams.keep(
+            resident,
+            self.place,
+            self.loop,
+            partial(self.abort_stream, resident),
+            partial(run_on, self.loop, self._asked_on),
         )
 
     def injected(self, num_calls: int) -> None:
@@ -188,24 +189,24 @@ class EngineTurn:
         """This turn is read from a stream that was there already."""
         self.engine.announce(TurnAttached(self.number, self.loop.time(), waited_s))
 
-    def aborted(self, resident: Resident, reason: str) -> None:
-        """A stream is closed before its end."""
+    def abort_stream(self, resident: ResidentStream, reason: StreamAbortReason) -> None:
+        """End the engine's sequence, whose stream is closed early; the engine itself ends one that was cut."""
         self.engine.announce(StreamAborted(self.number, self.loop.time(), reason))
-        if reason != "cut":  # then the engine knows
+        if reason != "cut":
             self.engine.end(resident.address, self.loop)
 
-    def closed(self, reason: str | None = None) -> None:
+    def closed(self, reason: UnavailableReason | None = None) -> None:
         """There is no response to post for; with a `reason`, the engine is to blame."""
         run_on(self.loop, self._close)
         if reason is not None:
             self.unavailable(reason)
 
-    def unavailable(self, reason: str) -> None:
+    def unavailable(self, reason: UnavailableReason, status: int | None = None) -> None:
         """This turn is in client mode."""
         if reason == "plugin_absent":
             self.engine.has_answered = False
-        self.engine.announce(EngineUnavailable(self.number, self.loop.time(), reason))
-        self.engine.warn(reason)
+        self.engine.announce(EngineUnavailable(self.number, self.loop.time(), reason, status))
+        self.engine.warn(reason, status)
 
     def _accept(self, address: Address, engine_turn: int) -> None:
         if self._is_open and self._address == address:
@@ -245,16 +246,16 @@ class EngineTurn:
     def posted(self, status: int | None, num_outputs: int) -> None:
         """A post has been answered with this HTTP status; None where there was no answer."""
         self._is_posting = False
-        if status == 200:
+        if status == HTTPStatus.OK:
             self.engine.announce(OutputsPosted(self.number, self.loop.time(), num_outputs))
             self._post_soon()
-        elif status == _FINISHED:
-            self._is_open = False  # the outputs came too late, as they may
+        elif status == HTTPStatus.CONFLICT:
+            self._is_open = False  # the response has finished: the outputs came too late, as they may
         elif self._is_open and not self.engine.has_answered:
             self._is_open = False  # as it seems, the plugin is absent; the reply will say
         elif self._is_open and not self._has_answer:
             self._is_open = False
-            self.unavailable("post_failed" if status is None else f"post_refused_{status}")
+            self.unavailable("post_failed" if status is None else "post_refused", status)
             if self._address is not None:  # of what it took before, it must not wait for the rest
                 self.engine.end(self._address, self.loop)
 
@@ -271,17 +272,3 @@ def _content_of(run: Run) -> str | None:
     if not isinstance(content, str) or len(content.encode("utf-8", "replace")) > MAX_OUTPUT_BYTES:
         return None
     return content
-
-
-_asking: ContextVar[EngineTurn | None] = ContextVar("spectool_engine_turn", default=None)
-
-
-def current_turn() -> EngineTurn | None:
-    """The turn whose main model is being called in this context."""
-    return _asking.get()
-
-
-def asking(turn: EngineTurn | None) -> None:
-    """From now on, the main model that is called in this context answers `turn`; None for a call of no turn."""
-    if turn is not None or _asking.get() is not None:
-        _asking.set(turn)

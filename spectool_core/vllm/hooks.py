@@ -34,23 +34,27 @@ SCHEDULER_ATTRIBUTES = (
 
 
 class MissingHookError(SpectoolError):
-    """This version of vLLM lacks something that engine mode stands on; client mode works with every version.
+    """This version of vLLM lacks something that engine mode stands on.
 
     Args:
         version: vLLM's version.
         hook: what is missing.
+        advice: what works without it.
     """
 
-    def __init__(self, version: str, hook: str) -> None:
+    def __init__(self, version: str, hook: str, advice: str) -> None:
         self.version = version
         self.hook = hook
-        super().__init__(
-            f"vLLM {version} has no {hook}, which engine mode needs; the level 'sessions' needs no scheduler"
-        )
+        super().__init__(f"vLLM {version} has no {hook}, which engine mode needs; {advice}")
 
 
-def check_hooks(owners: Mapping[str, tuple[Any, Sequence[str]]], version: str) -> None:
+def check_hooks(owners: Mapping[str, tuple[Any, Sequence[str]]], version: str, advice: str) -> None:
     """Check that each owner has the attributes that are named with it.
+
+    Args:
+        owners: by the names that a message calls them.
+        version: vLLM's.
+        advice: what works without the attributes.
 
     Raises:
         MissingHookError: naming vLLM's version and the first that is missing.
@@ -58,7 +62,7 @@ def check_hooks(owners: Mapping[str, tuple[Any, Sequence[str]]], version: str) -
     for name, (owner, attributes) in owners.items():
         for attribute in attributes:
             if not hasattr(owner, attribute):
-                raise MissingHookError(version, f"{name}.{attribute}")
+                raise MissingHookError(version, f"{name}.{attribute}", advice)
 
 
 def scheduler_hooks(scheduler: Any, status: Any) -> Mapping[str, tuple[Any, Sequence[str]]]:

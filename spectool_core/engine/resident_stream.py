@@ -11,11 +11,11 @@ from spectool_core.engine.chat_body import ChatBody
 from spectool_core.engine.endpoint import Address
 from spectool_core.engine.server_events import EventSplitter, MalformedStreamError, ServerEvent
 from spectool_core.engine.steps import Steps
-from spectool_core.vllm.wire import DONE, INJECTED_EVENT, TURN_EVENT
+from spectool_core.vllm.wire import DONE_EVENT, INJECTED_EVENT, TURN_EVENT
 
-__all__ = ["Connections", "Reply", "Resident"]
+__all__ = ["Connections", "Reply", "ResidentStream"]
 
-_END = f"data: {DONE}\n\n".encode()
+_END = DONE_EVENT.encode()
 _WITH_CALLS = frozenset({"tool_calls", "function_call"})
 
 
@@ -53,7 +53,7 @@ class Reply(Protocol):
         ...
 
 
-class Resident:
+class ResidentStream:
     """What is left to read of a response, and what the engine was asked when it went on.
 
     Args:
@@ -63,7 +63,7 @@ class Resident:
         keep: is told when the turn has ended and another may come.
     """
 
-    def __init__(self, reply: Reply, body: ChatBody, address: Address, keep: Callable[[Resident], None]) -> None:
+    def __init__(self, reply: Reply, body: ChatBody, address: Address, keep: Callable[[ResidentStream], None]) -> None:
         self.reply = reply
         self.body = body
         self.address = address
@@ -148,7 +148,7 @@ class Resident:
             raise MalformedStreamError(f"event {event.name!r} between turns")
         return messages
 
-    def begin_turn(self, body: ChatBody, keep: Callable[[Resident], None]) -> Steps[None]:
+    def begin_turn(self, body: ChatBody, keep: Callable[[ResidentStream], None]) -> Steps[None]:
         """Go on with the turn that answers `body`, once its first event is there; `keep` as for the first turn.
 
         Raises MalformedStreamError, or what the connection raises, where there is none.

@@ -12,14 +12,14 @@ import pytest
 from spectool_core import Speculation
 from spectool_core.calls import ToolCall
 from spectool_core.engine import EngineTurn
+from spectool_core.engine.current import current_turn, set_current_turn
 from spectool_core.engine.endpoint import Address, EngineEndpoint
-from spectool_core.engine.outputs import asking, current_turn
-from spectool_core.engine.residents import Place, Residents
-from spectool_core.events import EngineUnavailable, Event, OutputsPosted
+from spectool_core.engine.idle_streams import IdleStreams, Place
+from spectool_core.events import EngineUnavailable, Event, OutputsPosted, UnavailableReason
 from spectool_core.runs import RunContext
 from spectool_core.turn import Turn
 from spectool_core.vllm.wire import MAX_OUTPUT_BYTES
-from tests.core.engine.test_residents import resident
+from tests.core.engine.test_idle_streams import resident
 from tests.core.fakes import PROMPT, RUN, FakeToolbox, FromFunction, Predicts, call, search, start, virtual
 
 ADDRESS = Address("http://engine/x", ())
@@ -30,10 +30,10 @@ class Engine:
     """Stands for an `EngineClient`: keeps what is posted until the test answers."""
 
     endpoint: EngineEndpoint = field(default_factory=lambda: EngineEndpoint("http://engine/v1"))
-    residents: Residents = field(default_factory=Residents)
+    idle_streams: IdleStreams = field(default_factory=IdleStreams)
     has_answered: bool | None = None
     events: list[Event] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[tuple[UnavailableReason, int | None]] = field(default_factory=list)
     posts: list[list[dict[str, Any]]] = field(default_factory=list)
     ended: list[Address] = field(default_factory=list)
     status: int | None = 200
@@ -42,8 +42,8 @@ class Engine:
     def announce(self, event: Event) -> None:
         self.events.append(event)
 
-    def warn(self, reason: str) -> None:
-        self.warnings.append(reason)
+    def warn(self, reason: UnavailableReason, status: int | None = None) -> None:
+        self.warnings.append((reason, status))
 
     def post(self, turn: EngineTurn, address: Address, entries: list[dict[str, Any]]) -> None:
         self.posts.append(entries)
@@ -62,7 +62,7 @@ class Engine:
         return made
 
     def end_run(self, run: Any) -> None:
-        self.residents.end_run(run)
+        self.idle_streams.end_run(run)
 
     @property
     def told(self) -> list[tuple[str, Any]]:
@@ -229,7 +229,7 @@ async def test_the_next_model_call_waits_for_no_tool_that_still_runs() -> None:
     assert turn.engine_turn is not None
     kept = resident()
     turn.engine_turn.keep(kept)
-    assert engine.residents.take(turn.engine_turn.place) == [kept]
+    assert engine.idle_streams.take(turn.engine_turn.place) == [kept]
     await asyncio.sleep(0)
     assert engine.told == [("x", "pending"), ("x", "withdrawn")]
     turn.settle()
@@ -329,7 +329,7 @@ async def test_a_post_to_what_is_no_engine_is_not_spoken_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "reason"), [(404, "post_refused_404"), (413, "post_refused_413"), (None, "post_failed"), (409, None)]
+    ("status", "reason"), [(404, "post_refused"), (413, "post_refused"), (None, "post_failed"), (409, None)]
 )
 def test_a_refused_post_ends_the_posts_of_its_turn(status: int | None, reason: str | None) -> None:
     @virtual
@@ -337,8 +337,8 @@ def test_a_refused_post_ends_the_posts_of_its_turn(status: int | None, reason: s
         turn, engine = begin("x", engine=Engine(status=status))
         await asyncio.sleep(2.0)
         assert engine.told == [("x", "pending")]
-        reasons = [event.reason for event in engine.events if isinstance(event, EngineUnavailable)]
-        assert reasons == engine.warnings == ([] if reason is None else [reason])
+        told = [(event.reason, event.status) for event in engine.events if isinstance(event, EngineUnavailable)]
+        assert told == engine.warnings == ([] if reason is None else [(reason, status)])
         assert engine.ended == ([] if reason is None else [ADDRESS])  # nor does the engine wait for what it took
         turn.settle()
 
@@ -361,16 +361,16 @@ async def test_a_model_whose_request_nobody_saw_is_client_mode() -> None:
     engine = Engine()
     made = EngineTurn(1, Place("run", None), asyncio.get_running_loop(), engine)  # type: ignore[arg-type]
     made.answered(())
-    assert engine.warnings == ["request_not_seen"]
+    assert engine.warnings == [("request_not_seen", None)]
 
 
 @virtual
 async def test_the_turn_of_a_context_ends_with_the_next_call() -> None:
     turn, _ = begin()
     assert current_turn() is None
-    asking(turn.engine_turn)
+    set_current_turn(turn.engine_turn)
     assert current_turn() is turn.engine_turn
-    asking(None)
+    set_current_turn(None)
     assert current_turn() is None
     turn.settle()
 
