@@ -10,7 +10,7 @@ ENGINE_STAMP := $(ENGINE_VENV)/.installed
 MODEL := .cache/smollm2
 
 .DEFAULT_GOAL := test
-.PHONY: test test-engine demo engine bench lint format bfcl clean
+.PHONY: test test-engine test-engine-servers test-engine-in-process demo engine bench lint format bfcl clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -46,10 +46,19 @@ format: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python -m examples.demo $(ARGS)
 
-# Engine mode on vLLM itself with a small real model, on a CPU: needs 5 GB of disk and about 10 minutes.
+# Engine mode on vLLM itself with a small real model, on a CPU: needs 5 GB of disk and about 10 minutes. What asks servers
+# runs beside what has its engines in its own process.
 test-engine: $(MODEL)/spectool-complete
-	SPECTOOL_MODEL_FOLDER=$(MODEL) VLLM_LOGGING_LEVEL=ERROR \
-		$(ENGINE_BIN)/python -m pytest --numprocesses 2 --dist loadgroup tests/engine $(ARGS)
+	$(MAKE) --jobs 2 --output-sync=target test-engine-servers test-engine-in-process
+
+PYTEST_ENGINE := SPECTOOL_MODEL_FOLDER=$(MODEL) VLLM_LOGGING_LEVEL=ERROR $(ENGINE_BIN)/python -m pytest
+OF_SERVERS := tests/engine/test_server_*.py tests/engine/test_agents.py
+
+test-engine-servers:
+	$(PYTEST_ENGINE) $(OF_SERVERS) $(ARGS)
+
+test-engine-in-process:
+	$(PYTEST_ENGINE) tests/engine $(addprefix --ignore-glob=,$(OF_SERVERS)) $(ARGS)
 
 # The same agents against a server of that model: stock, client mode, engine mode.
 engine: $(MODEL)/spectool-complete

@@ -23,16 +23,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "default")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of two processes one has the servers, one at a time, and the other the engines within it."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            name = item.path.stem
-            group = "engines" if name == "test_identity" else name
-            group = "servers" if name.startswith(("test_server", "test_agents")) else group
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
 # Read by vLLM when it is imported: engines in this process, small and quiet ones, several of them.
 IN_PROCESS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
