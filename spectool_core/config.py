@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -75,6 +76,8 @@ class SpeculationConfig(BaseModel):
         parts = urlsplit(url or "")
         if url is not None and not (parts.scheme in ("http", "https") and parts.hostname and parts.path.strip("/")):
             raise PydanticCustomError("engine_url", "an http or https URL, with /v1")
+        if "@" in parts.netloc:
+            raise PydanticCustomError("engine_url", "a URL without a user or password; a key goes into engine_api_key")
         return url
 
     @field_validator("engine_api_key")
@@ -90,7 +93,10 @@ def validated_config(**settings: Any) -> SpeculationConfig:
     try:
         return SpeculationConfig(**settings)
     except ValidationError as exc:
-        # Messages are logged: of a key they tell the type alone.
-        key = settings.get("engine_api_key")
-        shown = settings if key is None else {**settings, "engine_api_key": type(key).__name__}
+        # Messages are logged: of a key they tell the type alone, of a URL no password.
+        shown = dict(settings)
+        if (key := shown.get("engine_api_key")) is not None:
+            shown["engine_api_key"] = type(key).__name__
+        if isinstance(url := shown.get("engine_url"), str):
+            shown["engine_url"] = re.sub("//.*@", "//***@", url, flags=re.DOTALL)
         raise ConfigurationError.of(exc, shown, SpeculationConfig.model_fields) from None

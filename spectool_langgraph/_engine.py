@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import ToolMessage
@@ -11,40 +10,30 @@ from langchain_core.tools import BaseTool
 from langchain_core.tools.base import _format_output
 from langgraph.prebuilt.tool_node import msg_content_output
 
-from spectool_core.engine import EngineClient
+from spectool_core.engine import EngineClient, follow
 from spectool_langgraph._recording import Recorded
 
-__all__ = ["content_of", "through_engine"]
-
-ModelT = TypeVar("ModelT", bound=BaseChatModel)
+__all__ = ["content_of", "follow_model"]
 
 _logger = logging.getLogger("spectool")
 
 
-def through_engine(model: ModelT, engine: EngineClient | None) -> ModelT:
-    """A copy of a chat model over the openai package, with HTTP clients that follow `engine`; other models as they are.
+def follow_model(model: BaseChatModel, engine: EngineClient | None) -> None:
+    """Have the requests of a chat model over the openai package come by `engine`; see `follow`.
 
-    The copy is of the same class; all settings are the model's. One that cannot be copied is left as it is too: no
-    request of it is seen, and its turns are client mode's.
+    Those of other models are not seen, and their turns are client mode's.
     """
     if engine is None:
-        return model
+        return
     try:
-        clients = {name: engine.adopt(getattr(model, name, None)) for name in _CLIENTS}
-        update = {
-            field: value
-            for name, client in clients.items()
-            if client is not None
-            for field, value in ((name, client), (_CLIENTS[name], client.chat.completions))
-        }
-        return model.model_copy(update=update) if update else model
-    except Exception:  # a class of the user's own may do anything with its fields
-        _logger.debug("%s cannot be copied", type(model).__name__, exc_info=True)
-        return model
+        for name in _CLIENTS:
+            follow(getattr(model, name, None))
+    except Exception:  # a class of the user's own may do anything with its attributes
+        _logger.debug("the requests of %s cannot be followed", type(model).__name__, exc_info=True)
 
 
-_CLIENTS = {"root_client": "client", "root_async_client": "async_client"}
-"""Where `ChatOpenAI`, and what derives from it, has its clients, and what it takes from each."""
+_CLIENTS = ("root_client", "root_async_client")
+"""Where `ChatOpenAI`, and what derives from it, has its clients."""
 
 
 def content_of(tool: BaseTool, recorded: Recorded) -> str | None:

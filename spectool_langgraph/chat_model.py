@@ -12,7 +12,7 @@ from langchain_core.runnables import RunnableBinding
 
 from spectool_core.errors import ConfigurationError
 from spectool_langgraph._callback import FOLLOWER, SpeculativeTools
-from spectool_langgraph._engine import through_engine
+from spectool_langgraph._engine import follow_model
 from spectool_langgraph.tool_node import SpeculativeToolNode
 
 __all__ = ["SpeculationCallback", "speculative_model"]
@@ -53,8 +53,8 @@ class SpeculationCallback(BaseCallbackHandler):
 def speculative_model(model: ModelT, node: SpeculativeToolNode) -> ModelT:
     """A copy of a chat model, or of one with bound tools, whose calls start turns for the tools of `node`.
 
-    The copy is of the same class and differs in its `callbacks` only and, in engine mode, in the transport of its HTTP
-    clients.
+    The copy is of the same class and differs in its `callbacks` only. In engine mode its HTTP clients, which are the
+    model's, get a transport of ours before their own.
 
     Raises:
         ConfigurationError: `model` is neither a chat model nor a binding of one, or `node` not a SpeculativeToolNode.
@@ -71,5 +71,5 @@ def speculative_model(model: ModelT, node: SpeculativeToolNode) -> ModelT:
         callbacks.add_handler(callback, inherit=False)
     else:
         callbacks = [*(present or ()), callback]
-    copied = through_engine(model, node.enlisted.speculation.engine)
-    return cast("ModelT", copied.model_copy(update={"callbacks": callbacks}))
+    follow_model(model, node.enlisted.speculation.engine)
+    return cast("ModelT", model.model_copy(update={"callbacks": callbacks}))

@@ -19,7 +19,7 @@ from spectool_core.errors import ConfigurationError, NotSpeculatableError
 from spectool_core.speculation import Speculation
 from spectool_langgraph._binding import ToolBinding
 from spectool_langgraph._callback import Enlisted, enlisted
-from spectool_langgraph._engine import through_engine
+from spectool_langgraph._engine import follow_model
 from spectool_langgraph._pregel import running_graph
 from spectool_langgraph._serving import aserve, serve
 
@@ -61,16 +61,18 @@ class SpeculationMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         if not self.speculation.is_on:
             return handler(request)
         self._warn_unless_innermost(handler)
+        follow_model(request.model, self.speculation.engine)
         with enlisted(self._offered(request.tools)):
-            return handler(self._through_engine(request))
+            return handler(request)
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: AsyncModelHandler) -> ModelResponse[Any]:
         """Start a turn as the main model is called."""
         if not self.speculation.is_on:
             return await handler(request)
         self._warn_unless_innermost(handler)
+        follow_model(request.model, self.speculation.engine)
         with enlisted(self._offered(request.tools)):
-            return await handler(self._through_engine(request))
+            return await handler(request)
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: ToolHandler) -> ToolMessage | Command[Any]:
         """Serve the call from an early run, or run the tool."""
@@ -85,10 +87,6 @@ class SpeculationMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
             return await handler(request)
         self._warn_unless_innermost(handler)
         return await aserve(self._enlist([request.tool]), request, handler)
-
-    def _through_engine(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        model = through_engine(request.model, self.speculation.engine)
-        return request if model is request.model else request.override(model=model)
 
     def _offered(self, tools: Sequence[Any]) -> Enlisted:
         """What the agent's tool node will run where `tools` are asked for: other middleware may have put copies in."""

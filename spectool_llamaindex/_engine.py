@@ -2,85 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import Sequence
+from typing import Any
 
-from llama_index.core.agent.workflow.base_agent import BaseWorkflowAgent
 from llama_index.core.base.llms.types import TextBlock
 from llama_index.core.tools import ToolOutput
 
-from spectool_core.engine import EngineClient
-from spectool_core.identity import WeakIdentityMap
+from spectool_core.engine import EngineClient, follow
 
-__all__ = ["through_engine", "content_of", "text_of"]
-
-AgentT = TypeVar("AgentT", bound=BaseWorkflowAgent)
+__all__ = ["content_of", "follow_llm", "text_of"]
 
 _logger = logging.getLogger("spectool")
 
 
-@contextmanager
-def through_engine(agent: AgentT, engine: EngineClient | None) -> Iterator[AgentT]:
-    """For one step of `agent`: the agent, with a copy of its LLM whose HTTP client follows `engine`.
+def follow_llm(llm: Any, engine: EngineClient | None) -> None:
+    """Have the requests of an LLM over the openai package come by `engine`; see `follow`.
 
-    It is another object, since other steps of the agent may be under way, and the user's LLM is what it is to have;
-    what the step sets is set in `agent`. An agent whose LLM is not one over the openai package, or cannot be copied, is
-    given itself.
+    Those of other LLMs are not seen, and their turns are client mode's.
     """
-    stand_in = _stand_in(agent, engine) if engine is not None else None
-    if stand_in is None:
-        yield agent
-        return
-    given = stand_in.__dict__
-    before = dict(given)
-    try:
-        yield stand_in
-    finally:
-        changed = {name: value for name, value in given.items() if name != "llm" and value is not before.get(name)}
-        agent.__dict__.update(changed)
-
-
-def _stand_in(agent: AgentT, engine: EngineClient) -> AgentT | None:
-    try:
-        llm = _followed(agent.llm, engine)
-        if llm is agent.llm:
-            return None
-        stand_in = copy.copy(agent)
-        stand_in.__dict__["llm"] = llm
-        object.__setattr__(stand_in, "__pydantic_private__", agent.__pydantic_private__)
-        return stand_in
-    except Exception:  # classes of the user's own may do anything with their fields
-        _logger.debug("%s cannot be copied", type(agent.llm).__name__, exc_info=True)
-        return None
-
-
-_clients: WeakIdentityMap[WeakKeyDictionary[asyncio.AbstractEventLoop, Any]] = WeakIdentityMap()
-
-
-def _followed(llm: Any, engine: EngineClient) -> Any:
     # `OpenAI` and what derives from it; one that makes a client for each request would close it after the first turn.
-    if not callable(getattr(llm, "_get_aclient", None)) or not getattr(llm, "reuse_client", False):
-        return llm
-    copied = copy.copy(llm)
-    client = engine.adopt(getattr(llm, "_aclient", None) or _client_of(llm, copied))
-    if client is None:
-        return llm
-    copied._aclient = client
-    return copied
-
-
-def _client_of(llm: Any, copied: Any) -> Any:
-    """The client that `llm`, which has none yet, would make on this event loop."""
-    loop = asyncio.get_running_loop()
-    clients = _clients.get(llm) or _clients.set(llm, WeakKeyDictionary())
-    if loop not in clients:
-        clients[loop] = copied._get_aclient()
-    return clients[loop]
+    if engine is None or not callable(getattr(llm, "_get_aclient", None)) or not getattr(llm, "reuse_client", False):
+        return
+    try:
+        follow(getattr(llm, "_aclient", None) or llm._get_aclient())
+    except Exception:  # a class of the user's own may do anything with its attributes
+        _logger.debug("the requests of %s cannot be followed", type(llm).__name__, exc_info=True)
 
 
 def content_of(output: Any) -> str | None:

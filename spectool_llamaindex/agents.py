@@ -18,7 +18,7 @@ from spectool_core.annotation import policy_of
 from spectool_core.errors import ConfigurationError, NotSpeculatableError
 from spectool_core.speculation import Speculation
 from spectool_llamaindex._agent_run import RUNS
-from spectool_llamaindex._engine import through_engine
+from spectool_llamaindex._engine import follow_llm
 from spectool_llamaindex._observers import is_early
 from spectool_llamaindex._step import AgentStep, Listening
 from spectool_llamaindex.tool import SpeculativeRetriever, SpeculativeTool, with_early_runs
@@ -72,10 +72,9 @@ class SpeculativeAgent(BaseWorkflowAgent):
             return await super().take_step(ctx, llm_input, tools, memory)  # type: ignore[safe-super]
         step = AgentStep(self, self._speculation, run, self._served(tools))
         try:
-            listening = Listening(ctx, step.heard)
-            with through_engine(self, self._speculation.engine) as asked:
-                stock: Any = super(SpeculativeAgent, asked)
-                output: AgentOutput = await stock.take_step(listening, llm_input, tools, memory)
+            follow_llm(self.llm, self._speculation.engine)
+            stock: Any = super()
+            output: AgentOutput = await stock.take_step(Listening(ctx, step.heard), llm_input, tools, memory)
         except BaseException:
             step.failed()
             raise

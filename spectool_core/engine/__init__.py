@@ -3,6 +3,7 @@
 from spectool_core.engine.client import EngineClient, engine_client
 from spectool_core.engine.current import set_current_turn
 from spectool_core.engine.endpoint import EngineEndpoint
+from spectool_core.engine.openai_clients import follow
 from spectool_core.engine.turn import EngineTurn
 
-__all__ = ["EngineClient", "EngineEndpoint", "EngineTurn", "engine_client", "set_current_turn"]
+__all__ = ["EngineClient", "EngineEndpoint", "EngineTurn", "engine_client", "follow", "set_current_turn"]

@@ -7,14 +7,22 @@ an assistant's content, empty; a text and its one part; and the white space with
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["ChatBody"]
+__all__ = ["ChatBody", "sent_with"]
 
 _UNSEEN = frozenset({"messages", "metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"})
+
+_CHANGING = frozenset(
+    {"content-length", "idempotency-key", "x-request-id"}
+    | {"traceparent", "tracestate", "baggage", "sentry-trace", "b3", "newrelic", "uber-trace-id"}
+)
+_CHANGING_PREFIXES = ("x-stainless-", "x-spectool-", "x-b3-", "x-datadog-")
+"""Headers that differ from one request to the next whoever asks: of attempts, of traces, and our own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,7 @@ class ChatBody:
         is_streamed: whether the reply is to be streamed.
         can_go_on: whether the engine may go on by itself after the reply: the model may choose among tools, for one
             choice, and nothing else decides where it stops.
+        sent_with: see the function of this name.
     """
 
     settings: Mapping[str, str]
@@ -35,9 +44,10 @@ class ChatBody:
     roles: tuple[str, ...]
     is_streamed: bool
     can_go_on: bool
+    sent_with: bytes = b""
 
     @classmethod
-    def parse(cls, body: bytes) -> ChatBody | None:
+    def parse(cls, body: bytes, sent_with: bytes = b"") -> ChatBody | None:
         """Read a request's body; None where it is none that can be compared."""
         try:
             given = json.loads(body)
@@ -47,7 +57,7 @@ class ChatBody:
             }
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-        return cls(settings, messages, roles, given.get("stream") is True, _can_go_on(given))
+        return cls(settings, messages, roles, given.get("stream") is True, _can_go_on(given), sent_with)
 
     def continued(self, messages: Iterable[Any]) -> ChatBody:
         """The request that asks the same after `messages` were added.
@@ -65,9 +75,17 @@ class ChatBody:
             len(added) > 1
             and added[0] == "assistant"
             and set(added[1:]) == {"tool"}
+            and self.sent_with == later.sent_with
             and self.settings == later.settings
             and self.messages == later.messages[:count]
         )
+
+
+def sent_with(request: Any) -> bytes:
+    """A digest of what a request of httpx says beside its body: query, credentials and other headers."""
+    headers = [(name.lower(), value) for name, value in request.headers.multi_items()]
+    told = [each for each in headers if each[0] not in _CHANGING and not each[0].startswith(_CHANGING_PREFIXES)]
+    return hashlib.sha256(repr((request.url.query, sorted(told))).encode("utf-8", "replace")).digest()
 
 
 def _can_go_on(given: Mapping[str, Any]) -> bool:

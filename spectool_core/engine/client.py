@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from spectool_core.config import SpeculationConfig
 from spectool_core.engine.endpoint import Address, EngineEndpoint
 from spectool_core.engine.idle_streams import IdleStreams, Place
-from spectool_core.engine.openai_clients import OpenAIClients
 from spectool_core.engine.turn import EngineTurn
 from spectool_core.events import Event, UnavailableReason
 from spectool_core.loops import run_on
@@ -56,7 +55,6 @@ class EngineClient:
         self.announce = announce
         self.idle_streams = IdleStreams()
         self.has_answered: bool | None = None
-        self._clients = OpenAIClients(self)
         self._sessions = SessionPerLoop(_session_opener())
         self._tasks: dict[asyncio.Task[None], Hashable] = {}
         self._has_warned = False
@@ -73,13 +71,6 @@ class EngineClient:
         if context.run is None:
             return None
         return EngineTurn(number, Place(context.run, conversation), loop, self)
-
-    def adopt(self, client: Any) -> Any:
-        """A client of the openai package like `client`, whose turns go through this engine; None if it has no such.
-
-        The same one for as long as `client` lives, which is not changed.
-        """
-        return self._clients.adopt(client)
 
     def end_run(self, run: Hashable) -> None:
         """The agent run has ended: nobody will read its streams or ask for its outputs."""
@@ -99,9 +90,9 @@ class EngineClient:
                 reason if status is None else f"{reason}: {status}",
             )
 
-    def post(self, turn: EngineTurn, address: Address, entries: list[dict[str, Any]]) -> None:
+    def post(self, turn: EngineTurn, address: Address, body: bytes, num_outputs: int) -> None:
         """See `Engine.post`."""
-        self.spawn(self._post(turn, address, entries), turn.loop, turn.place.run)
+        self.spawn(self._post(turn, address, body, num_outputs), turn.loop, turn.place.run)
 
     def end(self, address: Address, loop: asyncio.AbstractEventLoop) -> None:
         """See `Engine.end`."""
@@ -116,17 +107,19 @@ class EngineClient:
         self._tasks[task] = run
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
-    async def _post(self, turn: EngineTurn, address: Address, entries: list[dict[str, Any]]) -> None:
-        status = await self._request("POST", address, entries)
-        turn.posted(status, sum("output" in entry for entry in entries))
+    async def _post(self, turn: EngineTurn, address: Address, body: bytes, num_outputs: int) -> None:
+        turn.posted(address, await self._request("POST", address, body), num_outputs)
 
     async def _delete(self, address: Address) -> None:
         await self._request("DELETE", address, None)
 
-    async def _request(self, method: Literal["POST", "DELETE"], address: Address, body: Any) -> int | None:
+    async def _request(self, method: Literal["POST", "DELETE"], address: Address, body: bytes | None) -> int | None:
         try:
             session = await self._sessions.current()
-            async with session.request(method, address.url, headers=dict(address.headers), json=body) as response:
+            headers = {**dict(address.headers), "Content-Type": "application/json"}
+            # The secret and the outputs are for this server: they follow no redirect.
+            options: dict[str, Any] = {"headers": headers, "data": body, "allow_redirects": False}
+            async with session.request(method, address.url, **options) as response:
                 await response.read()
                 return response.status
         except Exception:

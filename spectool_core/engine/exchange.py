@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 import uuid
+from collections import deque
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from spectool_core.engine.chat_body import ChatBody
+from spectool_core.engine.chat_body import ChatBody, sent_with
 from spectool_core.engine.resident_stream import Connections, Reply, ResidentStream
 from spectool_core.engine.server_events import MalformedStreamError
 from spectool_core.engine.steps import Steps
@@ -21,6 +23,7 @@ __all__ = ["Channel", "answer", "read_piece", "release"]
 
 _SECRET_BYTES = 24
 _STREAM_TYPE = "text/event-stream"
+_PLAIN = ("", "identity")
 
 
 class Channel(Protocol):
@@ -56,17 +59,20 @@ class Channel(Protocol):
 def answer(request: Any, turn: EngineTurn, channel: Channel) -> Steps[Any]:
     """Answer the model call of `turn`, which the HTTP library is about to send as `request`."""
     turn.seen()
-    body = ChatBody.parse(request.content)
-    kept = turn.engine.idle_streams.take(turn.place)
+    body = ChatBody.parse(request.content, sent_with(request))
+    kept = deque(turn.engine.idle_streams.take(turn.place))
     attached: Any = None
-    for resident in kept:
-        if attached is not None:
+    try:
+        while kept and attached is None:
+            resident = kept.popleft()
+            if channel.can_read(resident):
+                attached = yield from _attach(resident, body, turn, channel)
+            else:
+                turn.abort_stream(resident, "different_request")
+                resident.abandon()
+    finally:
+        for resident in kept:
             turn.keep(resident)
-        elif not channel.can_read(resident):
-            turn.abort_stream(resident, "different_request")
-            resident.abandon()
-        else:
-            attached = yield from _attach(resident, body, turn, channel)
     if attached is not None:
         return attached
     # With one connection in all, a stream that stays would be in the way of every other request.
@@ -125,9 +131,9 @@ def _open_stream(request: Any, body: ChatBody, turn: EngineTurn, channel: Channe
         raise
     finally:
         request.headers = theirs  # of which the library makes the next request, where it follows a redirect
-    if response.status_code == HTTPStatus.CONFLICT and REPLY_HEADER in response.headers:
-        # Its id is taken: something beneath sent the request twice.
-        turn.closed()
+    is_refused, is_encoded = _is_refused(response), _is_encoded(response)
+    if is_refused or is_encoded:
+        turn.closed("malformed" if is_encoded else None)
         yield channel.reply(response, turn).close
         return (yield partial(channel.send, request))
     if response.status_code != HTTPStatus.OK:
@@ -153,6 +159,17 @@ def _open_stream(request: Any, body: ChatBody, turn: EngineTurn, channel: Channe
         raise
 
 
+def _is_refused(response: Any) -> bool:
+    """Whether its id is taken: something beneath sent the request twice."""
+    return response.status_code == HTTPStatus.CONFLICT and REPLY_HEADER in response.headers
+
+
+def _is_encoded(response: Any) -> bool:
+    """Whether something on the way compressed the turns, though it was asked not to."""
+    encoding = response.headers.get("content-encoding", "").lower()
+    return response.status_code == HTTPStatus.OK and REPLY_HEADER in response.headers and encoding not in _PLAIN
+
+
 def _response(resident: ResidentStream, turn: EngineTurn, channel: Channel) -> Steps[Any]:
     if resident.body.is_streamed:
         return channel.streamed(resident, turn)
@@ -172,10 +189,14 @@ def _status_of(body: bytes) -> int:
     return code if isinstance(code, int) and 400 <= code <= 599 else 500
 
 
-def read_piece(resident: ResidentStream, turn: EngineTurn) -> Steps[bytes | None]:
-    """The next bytes of a streamed turn; raises what any stream raises that is cut."""
+def read_piece(resident: ResidentStream, turn: EngineTurn, broken: Callable[[str], Exception]) -> Steps[bytes | None]:
+    """The next bytes of a streamed turn; raises what any stream raises that is cut, as `broken` makes it."""
     try:
         return (yield from resident.piece())
+    except MalformedStreamError as error:
+        turn.closed("malformed")
+        yield from resident.give_up()
+        raise broken(str(error)) from error
     except Exception:
         turn.closed("cut")
         yield from resident.give_up()

@@ -16,7 +16,8 @@ from spectool_core.vllm.wire import DONE_EVENT, INJECTED_EVENT, TURN_EVENT
 __all__ = ["Connections", "Reply", "ResidentStream"]
 
 _END = DONE_EVENT.encode()
-_WITH_CALLS = frozenset({"tool_calls", "function_call"})
+_WITH_CALLS = ("tool_calls", "function_call")
+_OURS = "spectool."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +83,10 @@ class ResidentStream:
     # Within a turn
 
     def piece(self) -> Steps[bytes | None]:
-        """The turn's next bytes as a server without the plugin would send them; None at its end."""
+        """The turn's next bytes as a server without the plugin would send them; None at its end.
+
+        Raises MalformedStreamError, or what the connection raises.
+        """
         if self._turn_has_ended:
             return None
         event = yield from self._next()
@@ -93,6 +97,8 @@ class ResidentStream:
         if event.name == TURN_EVENT:
             yield from self._end_turn(event)
             return _END
+        if event.name.startswith(_OURS):
+            raise MalformedStreamError(f"event {event.name!r} within a turn")
         if event.is_done:
             self._turn_has_ended = True
             yield from self.finish()

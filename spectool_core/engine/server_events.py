@@ -43,7 +43,7 @@ class ServerEvent:
         """The data as a JSON object. Raises MalformedStreamError."""
         try:
             value = json.loads(self.data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise MalformedStreamError(f"event {self.name!r} holds no JSON") from error
         if not isinstance(value, dict):
             raise MalformedStreamError(f"event {self.name!r} holds no JSON object")

@@ -6,7 +6,7 @@ A request that no turn is being asked with, or that goes elsewhere, passes throu
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from functools import lru_cache
 from typing import Any, Self
 
@@ -14,79 +14,75 @@ from spectool_core.engine.current import current_turn
 from spectool_core.engine.exchange import answer, read_piece, release
 from spectool_core.engine.resident_stream import Connections, ResidentStream
 from spectool_core.engine.steps import arun_steps, run_steps
-from spectool_core.engine.turn import Engine, EngineTurn
+from spectool_core.engine.turn import EngineTurn
 from spectool_core.loops import run_on
 from spectool_core.vllm.wire import REPLY_HEADER
 
 __all__ = ["AsyncEngineTransport", "EngineTransport"]
 
 
-class EngineTransport:
-    """Before a sync transport; closing it leaves that open, which belongs to the user's client.
+class _Before:
+    """What both kinds share: all but requests is the inner transport's own.
 
     Args:
         inner: the transport that sends.
-        engine: whose turns are read.
-        owner: the user's HTTP client, which closes `inner` when it is garbage.
     """
 
-    def __init__(self, inner: Any, engine: Engine, owner: Any) -> None:
+    def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self._engine = engine
-        self._owner = owner  # kept alive: with it would go the connections of `inner`
         self._connections = _connections_of(inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+class EngineTransport(_Before):
+    """Before a sync transport."""
 
     def handle_request(self, request: Any) -> Any:
         """Answer `request`."""
-        turn = _turn_of(request, self._engine)
+        turn = _turn_of(request)
         if turn is None:
             return self._inner.handle_request(request)
         return run_steps(answer(request, turn, _SyncChannel(self._inner, request, self._connections)))
 
-    def close(self) -> None:
-        """Do nothing."""
-
     def __enter__(self) -> Self:
+        self._inner.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
+    def __exit__(self, *raised: object) -> None:
+        self._inner.__exit__(*raised)
 
 
-class AsyncEngineTransport:
-    """Before an async transport; see `EngineTransport`."""
-
-    def __init__(self, inner: Any, engine: Engine, owner: Any) -> None:
-        self._inner = inner
-        self._engine = engine
-        self._owner = owner  # kept alive: with it would go the connections of `inner`
-        self._connections = _connections_of(inner)
+class AsyncEngineTransport(_Before):
+    """Before an async transport."""
 
     async def handle_async_request(self, request: Any) -> Any:
         """Answer `request`."""
-        turn = _turn_of(request, self._engine)
+        turn = _turn_of(request)
         if turn is None:
             return await self._inner.handle_async_request(request)
         return await arun_steps(answer(request, turn, _AsyncChannel(self._inner, request, self._connections)))
 
-    async def aclose(self) -> None:
-        """Do nothing."""
-
     async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """Do nothing."""
+    async def __aexit__(self, *raised: object) -> None:
+        await self._inner.__aexit__(*raised)
 
 
-def _turn_of(request: Any, engine: Engine) -> EngineTurn | None:
+def _turn_of(request: Any) -> EngineTurn | None:
     """The turn whose model call `request` is."""
     turn = current_turn()
-    if turn is None or turn.engine is not engine or request.method != "POST":
+    if turn is None or turn.has_answer or request.method != "POST":
         return None
-    if engine.endpoint.serves(request.url):
+    endpoint = turn.engine.endpoint
+    if endpoint.serves(request.url):
         return turn
-    if engine.endpoint.is_chat(request.url):
+    if endpoint.is_chat(request.url):
         turn.seen()
         turn.unavailable("other_url")
     return None
@@ -101,8 +97,7 @@ class _Channel:
         self._library = _library_of(request)
 
     def whole(self, resident: ResidentStream, body: bytes, status: int) -> Any:
-        kept = {name: value for name, value in resident.reply.response.headers.items() if name not in _OF_STREAMS}
-        headers = {**kept, "content-type": "application/json"}
+        headers = [*_headers_of(resident, _OF_STREAMS), (b"content-type", b"application/json")]
         return self._library.Response(status, headers=headers, content=body)
 
     def broken(self, request: Any) -> Exception:
@@ -111,9 +106,8 @@ class _Channel:
 
     def _response(self, resident: ResidentStream, stream: Any) -> Any:
         head = resident.reply.response
-        headers = [(name, value) for name, value in head.headers.raw if name.lower() != REPLY_HEADER.lower().encode()]
         return self._library.Response(
-            head.status_code, headers=headers, stream=stream, extensions=dict(head.extensions)
+            head.status_code, headers=_headers_of(resident), stream=stream, extensions=dict(head.extensions)
         )
 
 
@@ -189,7 +183,14 @@ class _AsyncReply:
         self._turn.engine.spawn(self.close(), self._turn.loop, None)
 
 
-_OF_STREAMS = frozenset({"content-type", "content-length", "transfer-encoding", "cache-control", REPLY_HEADER.lower()})
+_OURS = REPLY_HEADER.lower().encode()
+_OF_STREAMS = (b"content-type", b"content-length", b"transfer-encoding", b"cache-control")
+
+
+def _headers_of(resident: ResidentStream, left_out: Collection[bytes] = ()) -> list[tuple[bytes, bytes]]:
+    """The reply's headers, those that come several times too, as a server without the plugin sends them."""
+    pairs = resident.reply.response.headers.raw
+    return [(name, value) for name, value in pairs if name.lower() not in (_OURS, *left_out)]
 
 
 _DEFAULT_MAX_CONNECTIONS = 100
@@ -210,13 +211,14 @@ def _library_of(request: Any) -> Any:
 @lru_cache
 def _stream_types(library: Any) -> tuple[Any, Any]:
     """Byte streams of `library`, sync and async, that read one turn of a resident stream."""
+    broken = library.RemoteProtocolError
 
     class TurnStream(library.SyncByteStream):  # type: ignore[misc]
         def __init__(self, resident: ResidentStream, turn: EngineTurn) -> None:
             self._resident, self._turn = resident, turn
 
         def __iter__(self) -> Iterator[bytes]:
-            while (piece := run_steps(read_piece(self._resident, self._turn))) is not None:
+            while (piece := run_steps(read_piece(self._resident, self._turn, broken))) is not None:
                 yield piece
 
         def close(self) -> None:
@@ -227,7 +229,7 @@ def _stream_types(library: Any) -> tuple[Any, Any]:
             self._resident, self._turn = resident, turn
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            while (piece := await arun_steps(read_piece(self._resident, self._turn))) is not None:
+            while (piece := await arun_steps(read_piece(self._resident, self._turn, broken))) is not None:
                 yield piece
 
         async def aclose(self) -> None:

@@ -7,6 +7,7 @@ client alone.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Collection, Coroutine, Hashable
 from functools import partial
@@ -36,6 +37,12 @@ __all__ = ["Engine", "EngineTurn"]
 
 _logger = logging.getLogger("spectool")
 
+_MAX_BATCH_BYTES = MAX_OUTPUT_BYTES
+"""Of one post, unless a single entry has more."""
+
+_MAX_ENTRY_BYTES = 2 * MAX_OUTPUT_BYTES
+"""As JSON; an engine with default settings takes a body of this and a little more."""
+
 Entry = dict[str, Any]
 
 
@@ -54,8 +61,8 @@ class Engine(Protocol):
         """Tell the user, once; `status` is that of a post which was refused."""
         ...
 
-    def post(self, turn: EngineTurn, address: Address, entries: list[Entry]) -> None:
-        """Post in the background, and tell the turn the status as `posted`."""
+    def post(self, turn: EngineTurn, address: Address, body: bytes, num_outputs: int) -> None:
+        """Post `body`, which holds `num_outputs`, in the background, and tell the turn the status as `posted`."""
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, run: Hashable) -> None:
@@ -87,10 +94,12 @@ class EngineTurn:
         self._address: Address | None = None
         self._engine_turn = 1
         self._is_open = False
+        self._has_begun = False
         self._entries: dict[CallKey, Entry] = {}
         self._unposted: dict[CallKey, None] = {}
         self._has_answer = False
         self._is_posting = False
+        self._is_early = False
         self._was_seen = False
         self._is_over = False
         self._is_settled = False
@@ -109,12 +118,12 @@ class EngineTurn:
 
     def ended(self, run: Run, outcome: RunOutcome) -> None:
         """An early run has ended."""
-        content = _content_of(run) if outcome == "succeeded" else None
-        if content is not None:
-            self._tell(run, {"output": content})
-        elif run.prepared.key in self._unposted:  # the engine has not heard of it
-            del self._unposted[run.prepared.key], self._entries[run.prepared.key]
-        elif run.prepared.key in self._entries:
+        key, content = run.prepared.key, _content_of(run) if outcome == "succeeded" else None
+        if content is not None and self._tell(run, {"output": content}):
+            return
+        if key in self._unposted:  # the engine has not heard of it
+            del self._unposted[key], self._entries[key]
+        elif key in self._entries:
             self._tell(run, {"pending": False})
 
     def answered(self, asked: Collection[CallKey]) -> None:
@@ -139,14 +148,23 @@ class EngineTurn:
             if key in self._unposted or (entry.get("pending") and not self._is_over)
         }
 
-    def _tell(self, run: Run, told: Entry) -> None:
-        key = run.prepared.key
+    def _tell(self, run: Run, told: Entry) -> bool:
+        """Have the engine told; False where it cannot be."""
+        key, call = run.prepared.key, run.prepared.call
         if key not in self._entries and (self._has_answer or len(self._entries) >= MAX_ENTRIES):
-            return  # begun by the answer itself, it would come too late
-        call = run.prepared.call
-        self._entries[key] = {"name": call.name, "params": dict(call.arguments), **told}
+            return False  # begun by the answer itself, it would come too late
+        entry = {"name": call.name, "params": dict(call.arguments), **told}
+        if not _can_be_posted(entry):
+            return False
+        self._entries[key] = entry
         self._unposted[key] = None
         self._post_soon()
+        return True
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the main model has answered, so that no further request is this turn's."""
+        return self._has_answer
 
     # The transport's side
 
@@ -160,12 +178,12 @@ class EngineTurn:
         An engine that is not known is told when its reply has begun; a reply that is not streamed begins as it ends.
         """
         if self.engine.has_answered or (self.engine.has_answered is None and not is_streamed):
-            run_on(self.loop, self._accept, address, 1)
+            run_on(self.loop, partial(self._accept, address, 1, has_begun=False))
 
     def accepted(self, address: Address, engine_turn: int = 1) -> None:
         """The engine generates this turn as the `engine_turn`-th of the response at `address`."""
         self.engine.has_answered = True
-        run_on(self.loop, self._accept, address, engine_turn)
+        run_on(self.loop, partial(self._accept, address, engine_turn, has_begun=True))
 
     def keep(self, resident: ResidentStream) -> None:
         """This turn has been read from `resident`, and the next one may come there."""
@@ -208,7 +226,8 @@ class EngineTurn:
         self.engine.announce(EngineUnavailable(self.number, self.loop.time(), reason, status))
         self.engine.warn(reason, status)
 
-    def _accept(self, address: Address, engine_turn: int) -> None:
+    def _accept(self, address: Address, engine_turn: int, *, has_begun: bool) -> None:
+        self._has_begun = has_begun
         if self._is_open and self._address == address:
             return
         self._address, self._engine_turn, self._is_open = address, engine_turn, True
@@ -234,30 +253,57 @@ class EngineTurn:
             self.loop.call_soon(self._post)
 
     def _post(self) -> None:
-        entries = [{**self._entries[key], "turn": self._engine_turn} for key in self._unposted]
-        self._unposted.clear()
+        batch: list[bytes] = []
+        size = num_outputs = 0
+        for key in list(self._unposted):
+            entry = {**self._entries[key], "turn": self._engine_turn}
+            written = _written(entry)
+            size += len(written)
+            if batch and size > _MAX_BATCH_BYTES:
+                break  # the rest goes with the next post
+            del self._unposted[key]
+            batch.append(written)
+            num_outputs += "output" in entry
         if self._is_settled:
             self._forget()
-        if self._is_open and entries and self._address is not None:
-            self.engine.post(self, self._address, entries)
+        if self._is_open and batch and self._address is not None:
+            self._is_early = not self._has_begun
+            self.engine.post(self, self._address, b"[" + b",".join(batch) + b"]", num_outputs)
         else:
             self._is_posting = False
 
-    def posted(self, status: int | None, num_outputs: int) -> None:
-        """A post has been answered with this HTTP status; None where there was no answer."""
+    def posted(self, address: Address, status: int | None, num_outputs: int) -> None:
+        """A post to `address` has been answered with this HTTP status; None where there was no answer."""
         self._is_posting = False
-        if status == HTTPStatus.OK:
+        if address != self._address:  # of a request that has been sent again since
+            self._post_soon()
+        elif status == HTTPStatus.OK:
             self.engine.announce(OutputsPosted(self.number, self.loop.time(), num_outputs))
             self._post_soon()
-        elif status == HTTPStatus.CONFLICT:
+        elif status == HTTPStatus.CONFLICT or not self._is_open:
             self._is_open = False  # the response has finished: the outputs came too late, as they may
-        elif self._is_open and not self.engine.has_answered:
+        elif status == HTTPStatus.NOT_FOUND and self._is_early:
+            self._is_open = False  # the engine has not got the request yet; the reply will say
+            if self._has_begun:
+                self._accept(address, self._engine_turn, has_begun=True)
+        elif not self.engine.has_answered:
             self._is_open = False  # as it seems, the plugin is absent; the reply will say
-        elif self._is_open and not self._has_answer:
+        elif not self._has_answer:
             self._is_open = False
             self.unavailable("post_failed" if status is None else "post_refused", status)
-            if self._address is not None:  # of what it took before, it must not wait for the rest
-                self.engine.end(self._address, self.loop)
+            self.engine.end(address, self.loop)  # of what it took before, it must not wait for the rest
+
+
+def _written(entry: Entry) -> bytes:
+    return json.dumps(entry, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _can_be_posted(entry: Entry) -> bool:
+    """Whether the server would take it: JSON, in UTF-8, which has no lone surrogates, and not too long."""
+    try:
+        return len(_written(entry)) <= _MAX_ENTRY_BYTES
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 def _content_of(run: Run) -> str | None:

@@ -186,12 +186,11 @@ class ToolChat:
         if response is not None:
             await response.injector.sync()
 
-    async def end(self, response_id: str) -> None:
-        """Nobody wants the rest of this response."""
+    def end(self, response_id: str) -> None:
+        """Nobody wants the rest of this response: the turn that is being written is its last, and comes whole."""
         response = self._responses.get(response_id)
         if response is not None:
             response.injector.end_soon()
-            await self._engine_client.abort(response_id)
 
     def _close_soon(self, response: ResidentResponse) -> None:
         if self._responses.get(response.injector.cached.id) is response:

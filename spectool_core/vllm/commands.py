@@ -48,10 +48,7 @@ class Commands:
         """The call keys that are cached or pending from now on; plans of others are dropped."""
         response = self._scheduler.tool_responses.get(response_id)
         if response is not None and response.state != "finished":
-            gone = response.expected.get(turn, frozenset()) - frozenset(keys)
-            response.expected[turn] = frozenset(keys)
-            if gone:
-                response.withdraw(gone)
+            response.expect(frozenset(keys), turn)
 
     def turns(self, response_id: str) -> list[dict[str, Any]]:
         """How each turn so far has ended; see `TurnRecord`."""

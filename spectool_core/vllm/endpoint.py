@@ -134,7 +134,7 @@ class ToolCacheEndpoint:
         self._keys.check(raw_request.headers.get("Authorization"))
         self._cache.find(response_id, raw_request.headers.get(SECRET_HEADER))
         if self._chat is not None:
-            await self._chat.end(response_id)
+            self._chat.end(response_id)
         return {"response_id": response_id, "state": "finished"}
 
     async def _statistics(self, raw_request: Request) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class TurnEnds(Protocol):
         ...
 
     async def release(self, turn: int) -> None:
-        """End a parked sequence."""
+        """End the sequence here, parked or not."""
         ...
 
 
@@ -91,7 +91,7 @@ class Injector:
     def begin_turn(self, turn: TurnStart) -> None:
         """A turn's prompt is known."""
         self._turn = turn
-        self.cached.turn = turn.number
+        self._cache.begin_turn(self.cached, turn.number)
         if self._planner is not None:
             self._planner.begin_turn(turn)
 
@@ -101,7 +101,7 @@ class Injector:
             await self._planner.sync()
 
     def end_soon(self) -> None:
-        """Nobody wants the next turn."""
+        """Nobody wants the next turn: the current one comes to its end, and is not waited at."""
         self._has_ended = True
         self._changed.set()
 
@@ -128,8 +128,28 @@ class Injector:
             end_id: the token that ended the turn.
         """
         turn = self._turn
-        if turn is None or self._has_ended:
+        if turn is None:
             return None
+        injection = None if self._has_ended else await self._decided(turn, sequence, answer, calls, end_id)
+        if self._has_ended:
+            self.cached.refuse(turn.number, "ended")
+        if injection is None or self._has_ended:
+            # It may be parked, or, where the scheduler went on, write the next turn already.
+            await sequence.release(turn.number)
+            return None
+        for made in injection.injected:
+            noted = {"name": made.name, "params": made.params, "tool_call_id": made.tool_call_id}
+            self.cached.injected.append({"turn": turn.number, **noted})
+        return injection
+
+    async def _decided(
+        self,
+        turn: TurnStart,
+        sequence: TurnEnds,
+        answer: Message,
+        calls: Sequence[tuple[str, dict[str, Any]]],
+        end_id: int,
+    ) -> Injection | None:
         end = await sequence.turn_end(turn.number)
         keys = [call_key(name, params) for name, params in calls]
         if end.outcome == "finished":
@@ -142,13 +162,10 @@ class Injector:
             return self._injected(turn, answer, keys)
         self.cached.state = "parked"
         try:
-            injection = await self._joined(sequence, turn, answer, keys, end_id)
+            return await self._joined(sequence, turn, answer, keys, end_id)
         finally:
             if self.cached.state == "parked":
                 self.cached.state = "running"
-        if injection is None:
-            await sequence.release(turn.number)
-        return injection
 
     def _injected(self, turn: TurnStart, answer: Message, keys: Sequence[str]) -> Injection | None:
         planned = None if self._planner is None or len(keys) != 1 else self._planner.planned(turn.number, keys[0])
@@ -166,8 +183,10 @@ class Injector:
             self._changed.clear()
             known = self._cache.entries_in(self.cached, turn.number)
             entries = [known[key] for key in keys if key in known]
-            if self._has_ended or not keys or len(entries) < len(keys):
-                self.cached.refuse(turn.number, "ended" if self._has_ended else "not_cached")
+            if self._has_ended:
+                return None
+            if not keys or len(entries) < len(keys):
+                self.cached.refuse(turn.number, "not_cached")
                 return None
             if all(entry.text is not None for entry in entries):
                 return await self._resumed(sequence, turn, answer, entries, end_id)
@@ -204,6 +223,4 @@ class Injector:
             Injected(entry.name, entry.params, entry.text or "", id_) for entry, id_ in zip(entries, ids, strict=True)
         ]
         tools = [tool_message(call.tool_call_id, call.output) for call in made]
-        noted = ({"name": call.name, "params": call.params, "tool_call_id": call.tool_call_id} for call in made)
-        self.cached.injected.extend({"turn": self.cached.turn, **call} for call in noted)
         return Injection(made, [answer, *tools], suffix_ids)

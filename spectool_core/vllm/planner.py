@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,9 @@ class Planner:
     def begin_turn(self, turn: TurnStart) -> None:
         """A turn's prompt is known: outputs that are there already are planned for it."""
         self._turn = turn
+        # The engine has forgotten the turns before.
         self._planned = {place: plan for place, plan in self._planned.items() if place[0] >= turn.number}
+        self._expected = {when: keys for when, keys in self._expected.items() if when is None or when >= turn.number}
         self._sync_soon()
 
     def planned(self, turn: int, key: str) -> Planned | None:
@@ -113,6 +115,7 @@ class Planner:
         if turn is None:
             return
         async with self._syncing:
+            await self._withdraw()
             told = self._expect() + await self._plan(turn)
             await asyncio.gather(*told)
             self._sync_at_expiry()
@@ -128,11 +131,27 @@ class Planner:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._cached.refuse(self._cached.turn, "engine_error", type(error).__name__)
 
-    def _expect(self) -> list[Any]:
+    async def _withdraw(self) -> None:
+        """Drop the plans whose entry is gone, once the engine has dropped them."""
+        gone = {place: plan for place, plan in self._planned.items() if not self._is_there(plan.entry)}
+        told = {key for (_, key), plan in gone.items() if plan.rendered is not None}
+        if told:
+            await asyncio.gather(*self._expect(without=told))
+            # The engine may have gone on before it was told, by the plan for the turn's calls.
+            records = await self._commands.call("turns", self._cached.id)
+            made = {(record["turn"], key) for record in records for key in record["keys"]}
+            gone = {place: plan for place, plan in gone.items() if plan.rendered is None or place not in made}
+        self._planned = {place: plan for place, plan in self._planned.items() if gone.get(place) is not plan}
+
+    def _is_there(self, entry: Entry) -> bool:
+        known = self._cached.entries.get((entry.turn, entry.key))
+        return known is entry and entry.expires_s > self._cache.clock()
+
+    def _expect(self, without: Collection[str] = ()) -> list[Any]:
         now_s = self._cache.clock()
         keys: dict[int | None, list[str]] = {turn: [] for turn in self._expected}
         for entry in self._cached.entries.values():
-            if entry.expires_s > now_s:
+            if entry.expires_s > now_s and entry.key not in without:
                 keys.setdefault(entry.turn, []).append(entry.key)
         changed = {turn: listed for turn, listed in keys.items() if self._expected.get(turn) != listed}
         self._was_told |= bool(changed)
@@ -143,10 +162,12 @@ class Planner:
         told = []
         for entry in self._cache.entries_in(self._cached, turn.number).values():
             place = (turn.number, entry.key)
-            # One plan a call and turn: the engine may have gone on from it, whatever was posted since.
+            # One plan a call and turn, until the engine has dropped it: it may have gone on from it.
             if entry.text is None or place in self._planned:
                 continue
             rendered = await self._rendered_ahead(turn, entry, entry.text)
+            if turn is not self._turn:
+                break  # it has ended meanwhile
             self._planned[place] = Planned(entry, rendered)
             if rendered is not None:
                 budget = None if self._next_max_tokens is None else self._next_max_tokens(rendered.num_prompt_tokens)
@@ -178,5 +199,5 @@ class Planner:
     def _expire(self) -> None:
         now_s = self._cache.clock()
         if any(entry.expires_s <= now_s for entry in self._cached.entries.values()):
-            self._cache.drop_expired(self._cached)
+            self._cache.drop_stale(self._cached)
             self._sync_soon()

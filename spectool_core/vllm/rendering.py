@@ -7,6 +7,7 @@ injected: the client path goes on with it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -136,7 +137,8 @@ class ConversationRenderer:
     ) -> None:
         self._render = render
         self._tokens = tokens
-        self._template = template
+        # It is whatever the client sent, and is known for longer than its request.
+        self._template = hashlib.sha256(template.encode(errors="surrogatepass")).hexdigest()
         self._templates_with_ids = {} if templates_with_ids is None else templates_with_ids
         self._structures: dict[tuple[int, int], list[int]] = {}
 
@@ -191,11 +193,14 @@ class ConversationRenderer:
         rendered = self._cut(await self._render([*messages, answer, *map(tool_message, ids, texts)]), prompt_ids)
         # Whatever the output, the special tokens that follow the turn are the template's own.
         place = (len(prompt_ids), len(ids))
-        if place not in self._structures:
+        structure = self._structures.get(place)
+        if structure is None:
             harmless = [tool_message(id_, self._HARMLESS) for id_ in ids]
             plain = self._cut(await self._render([*messages, answer, *harmless]), prompt_ids)
-            self._structures[place] = self._tokens.structure_of(plain.suffix_ids)
-        if self._tokens.structure_of(rendered.suffix_ids) != self._structures[place]:
+            structure = self._tokens.structure_of(plain.suffix_ids)
+            of_this_turn = {known: kept for known, kept in self._structures.items() if known[0] == place[0]}
+            self._structures = {**of_this_turn, place: structure}
+        if self._tokens.structure_of(rendered.suffix_ids) != structure:
             raise RenderingRefusedError("the output is read as control tokens")
         return rendered
 

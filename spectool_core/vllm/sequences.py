@@ -62,7 +62,7 @@ class EngineSequence(ABC):
 
     @abstractmethod
     async def release(self, turn: int) -> None:
-        """A parked sequence ends here."""
+        """The sequence ends here, parked or not."""
 
     def __aiter__(self) -> AsyncIterator[RequestOutput]:
         return self._outputs

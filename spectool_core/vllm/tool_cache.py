@@ -26,6 +26,7 @@ from spectool_core.vllm.wire import (
 __all__ = ["CachedResponse", "Entry", "Injected", "Limits", "ToolCache"]
 
 DEFAULT_KEEP_ALIVE_S = 60.0
+_MAX_DETAIL = 1000
 
 _Place: TypeAlias = tuple[int | None, str]
 """The turn in which an entry counts, if it is one, and its call key."""
@@ -118,7 +119,8 @@ class CachedResponse:
 
     def refuse(self, turn: int, reason: RefusalReason, detail: str = "") -> None:
         """Note why a turn was not gone on from, or an output not used; `detail` says more than the reason."""
-        noted = {"turn": turn, "reason": reason, **({"detail": detail} if detail else {})}
+        # Templates may raise what they were given, which is as large as an output.
+        noted = {"turn": turn, "reason": reason, **({"detail": detail[:_MAX_DETAIL]} if detail else {})}
         if noted not in self.refused:
             self.refused.append(noted)
 
@@ -220,7 +222,7 @@ class ToolCache:
         return response
 
     def post(self, response: CachedResponse, outputs: Iterable[ToolOutput]) -> int:
-        """Take entries, all or none; returns how many were taken.
+        """Take entries, all or none; returns how many were taken, of which there are none for earlier turns.
 
         An output that is there stays what it is until it expires: the engine may have gone on from it. An output that
         is refused withdraws what was announced as pending, which nobody should wait for.
@@ -237,19 +239,30 @@ class ToolCache:
             self._withdraw(response, [place for place in refused if place in response.entries])
             raise
 
-    def drop_expired(self, response: CachedResponse) -> None:
-        """Drop the entries that count no longer."""
-        now_s = self.clock()
-        kept = {place: entry for place, entry in response.entries.items() if entry.expires_s > now_s}
+    def begin_turn(self, response: CachedResponse, turn: int) -> None:
+        """A turn begins: entries of earlier ones count no longer."""
+        response.turn = turn
+        self.drop_stale(response)
+
+    def drop_stale(self, response: CachedResponse) -> None:
+        """Drop the entries that count no longer: the expired ones, and those of earlier turns."""
+        kept = self._counting(response)
         if len(kept) < len(response.entries):
             self._replace(response, kept)
 
     def entries_in(self, response: CachedResponse, turn: int) -> dict[str, Entry]:
         """What counts in a turn, by call key; an entry for this very turn goes before one for any."""
-        now_s = self.clock()
-        counting = [entry for entry in response.entries.values() if entry.expires_s > now_s]
+        counting = self._counting(response).values()
         anyway = {entry.key: entry for entry in counting if entry.turn is None}
         return anyway | {entry.key: entry for entry in counting if entry.turn == turn}
+
+    def _counting(self, response: CachedResponse) -> dict[_Place, Entry]:
+        now_s = self.clock()
+        return {
+            place: entry
+            for place, entry in response.entries.items()
+            if entry.expires_s > now_s and (entry.turn is None or entry.turn >= response.turn)
+        }
 
     def _withdraw(self, response: CachedResponse, places: Iterable[_Place]) -> None:
         pending = {place for place in places if response.entries[place].text is None}
@@ -262,9 +275,9 @@ class ToolCache:
             if size > self.limits.max_output_bytes:
                 told = f"{index}.output: {size} bytes; allowed: {self.limits.max_output_bytes}"
                 raise WireError(413, told, "too_large", f"{index}.output")
-        now_s = self.clock()
-        entries = {place: entry for place, entry in response.entries.items() if entry.expires_s > now_s}
-        num_taken = sum(_apply(entries, output, now_s) for output in outputs)
+        entries = self._counting(response)
+        usable = [output for output in outputs if output.turn is None or output.turn >= response.turn]
+        num_taken = sum(_apply(entries, output, self.clock()) for output in usable)
         num_bytes = self._num_bytes - response.num_bytes + _num_bytes(entries)
         if len(entries) > self.limits.max_entries:
             allowed = self.limits.max_entries

@@ -81,6 +81,11 @@ class Response:
 
     Args:
         end_ids: the tokens that may end a turn which holds calls.
+
+    Attributes:
+        plans: those of the current turn and later ones, by turn and call keys.
+        expected: the call keys that are cached or pending, by the one turn in which they are.
+        has_posts: whether anything has been posted for it so far, withdrawn or not.
     """
 
     end_ids: frozenset[int]
@@ -90,23 +95,29 @@ class Response:
     plans: dict[tuple[int | None, tuple[str, ...]], Plan] = field(default_factory=dict)
     expected: dict[int | None, frozenset[str]] = field(default_factory=dict)
     records: list[TurnRecord] = field(default_factory=list)
+    has_posts: bool = False
     _scanned: int = 0
     _start: int = -1
 
     def add(self, plan: Plan) -> None:
         """Take a plan; a later one for the same calls replaces an earlier one."""
+        self.has_posts = True
         key = (plan.turn, plan.keys)
         self.plans.pop(key, None)
-        self.plans[key] = plan
+        if self._is_to_come(plan.turn):
+            self.plans[key] = plan
 
-    def withdraw(self, keys: Collection[str]) -> None:
-        """Forget the plans that hold any of `keys`."""
-        self.plans = {key: plan for key, plan in self.plans.items() if not set(plan.keys) & set(keys)}
+    def expect(self, keys: frozenset[str], turn: int | None) -> None:
+        """These call keys are cached or pending in `turn` from now on, None for any; plans of others are dropped."""
+        self.has_posts = True
+        gone = self.expected.pop(turn, frozenset()) - keys
+        if keys and self._is_to_come(turn):
+            self.expected[turn] = keys
+        if gone:
+            self.plans = {place: plan for place, plan in self.plans.items() if gone.isdisjoint(plan.keys)}
 
-    @property
-    def has_posts(self) -> bool:
-        """Whether anything has been posted for it so far, withdrawn or not."""
-        return bool(self.plans or self.expected)
+    def _is_to_come(self, turn: int | None) -> bool:
+        return turn is None or turn >= self.turn
 
     def current_plans(self) -> Iterator[Plan]:
         """The plans that hold in this turn, the latest first."""
@@ -138,6 +149,8 @@ class Response:
         """The sequence goes on."""
         self.state = "running"
         self.turn += 1
+        self.plans = {place: plan for place, plan in self.plans.items() if self._is_to_come(plan.turn)}
+        self.expected = {turn: keys for turn, keys in self.expected.items() if self._is_to_come(turn)}
         self._scanned, self._start = 0, -1
 
 

@@ -101,3 +101,11 @@ def test_an_engine_that_is_half_named_is_refused(field: str, settings: dict[str,
     assert caught.value.field == field
     assert caught.value.allowed
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://user:hunter2@host/v1", "http://hunter2@host/v1", "ftp://a:hunter2@b@host/v1"])
+def test_a_url_with_a_password_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="engine_url=") as caught:
+        validated_config(engine="vllm", engine_url=url)
+    assert "host/v1" in str(caught.value)
+    assert "hunter2" not in str(caught.value)

@@ -44,7 +44,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(Path(kept) if kept else tmp_path_factory.mktemp("smollm2"))
 
 
-FORMATS = {"sessions": "xlam", "o3": "hermes", "o2+o3": "mistral"}
+FORMATS = {"sessions": "llama3_json", "o3": "hermes", "o2+o3": "mistral"}
 LIMITS = {"hold_s": 2.0, "max_output_bytes": 10_000, "max_entries": 8, "max_responses": 48, "max_parked": 4}
 
 

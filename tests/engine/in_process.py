@@ -15,6 +15,7 @@ from spectool_core.vllm.commands import Commands
 from spectool_core.vllm.wire import call_key
 
 CITIES = ("London", "Tokyo", "Lima", "Madrid", "Berlin", "Dublin", "Athens", "Vienna")
+MAX_STEPS = 2000
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,11 @@ class InProcess:
     def run(self) -> dict[str, Written]:
         """Step until nothing is left to do: all has finished, or is parked."""
         finished = {}
-        while self.scheduler.get_num_unfinished_requests():
+        for _ in range(MAX_STEPS):
+            if not self.scheduler.get_num_unfinished_requests():
+                return finished
             finished.update(self.step())
-        return finished
+        raise AssertionError(f"no end after {MAX_STEPS} steps: {list(self.scheduler.requests)}")
 
     def client_side(self, cities: Sequence[str]) -> dict[str, tuple[Written, Written]]:
         """Both turns as a client asks for them, the second with the first's raw tokens in its prompt."""

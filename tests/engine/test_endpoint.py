@@ -11,6 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    ChatMessage,
+)
+from vllm.entrypoints.serve.engine.protocol import UsageInfo
 from vllm.plugins.endpoint_plugins.interface import EndpointPlugin
 from vllm.sampling_params import SamplingParams
 
@@ -60,7 +66,9 @@ async def test_settings_that_there_are_not_are_refused() -> None:
 
 
 def chat_handler() -> Any:
-    tokenizer = SimpleNamespace(eos_token_id=2, get_vocab=dict, all_special_ids=[], all_special_tokens=[])
+    tokenizer = SimpleNamespace(
+        eos_token_id=2, get_vocab=lambda: {"<tool_call>": 3}, all_special_ids=[], all_special_tokens=[]
+    )
     return SimpleNamespace(
         create_chat_completion=None,
         create_streaming_error_response=None,
@@ -109,7 +117,10 @@ class RecordingEngine(FakeEngine):
     async def call_utility_async(self, method: str, command: str, arguments: list[Any]) -> Any:
         self.sent.append(command)
         await asyncio.sleep(0)
-        return self._answer
+        return {} if command == "statistics" else self._answer
+
+    async def abort(self, request_id: str) -> None:
+        self.sent.append("abort")
 
     async def generate(self, *arguments: Any, **options: Any) -> AsyncIterator[str]:
         self.sent.append("request")
@@ -129,3 +140,43 @@ async def test_a_response_is_announced_before_its_request_is_sent(num_busy_tasks
 
     assert engine.sent[0] == "announce"
     await sequence.aclose()
+
+
+def completion() -> ChatCompletionResponse:
+    message = ChatMessage(role="assistant", content="The whole answer.")
+    choice = ChatCompletionResponseChoice(index=0, message=message, finish_reason="stop")
+    return ChatCompletionResponse(model="m", choices=[choice], usage=UsageInfo())
+
+
+@pytest.mark.parametrize("wants_turns", [False, True])
+async def test_a_turn_that_is_being_written_is_not_cut_by_a_delete(*, wants_turns: bool) -> None:
+    has_begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def create_chat_completion(request: Any, raw_request: Any) -> ChatCompletionResponse:
+        has_begun.set()
+        await goes_on.wait()
+        return completion()
+
+    engine = RecordingEngine()
+    handler = chat_handler()
+    handler.create_chat_completion = create_chat_completion
+    plugin = endpoint_plugin()
+    app = FastAPI()
+    plugin.attach_router(app)
+    await plugin.init_state(engine, SimpleNamespace(openai_serving_chat=handler), Namespace())
+    secret = {"X-Spectool-Secret": "s" * 32}
+    headers = {**secret, "X-Request-Id": "a", **({"X-Spectool-Turns": "1"} if wants_turns else {})}
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        asking = asyncio.create_task(client.post("/v1/chat/completions", json=body, headers=headers))
+        await has_begun.wait()
+        given_up = await client.delete("/cache-tool-output/chatcmpl-a", headers=secret)
+        goes_on.set()
+        answer = await asking
+        counts = await client.get("/spectool/statistics")
+
+    assert (given_up.status_code, answer.status_code) == (200, 200)
+    assert "The whole answer." in answer.text
+    assert "abort" not in engine.sent
+    assert counts.json()["num_resident"] == 0

@@ -11,6 +11,8 @@ import pytest
 
 from tests.engine.in_process import CITIES, InProcess, Written, key
 
+pytestmark = pytest.mark.timeout(400)
+
 Expected: TypeAlias = dict[str, tuple[Written, Written]]
 ExpectedOf: TypeAlias = Callable[[InProcess], Expected]
 

@@ -497,7 +497,6 @@ class Client:
 
 @settings(
     max_examples=200,
-    deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
     derandomize=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.serving import Response, Server, request
+from tests.engine.serving import Response, Server, Turn, client_path, request
 from tests.engine.test_server_turns import ONE_LEVEL, STREAMED, later, weather
 
 pytestmark = [pytest.mark.timeout(400), ONE_LEVEL]
@@ -84,11 +85,92 @@ async def test_the_rest_can_be_given_up(client: httpx.AsyncClient) -> None:
     posting = asyncio.create_task(later(0.1, response.post(weather("London", pending=True))))
     async for name, _ in response.events():
         if name == "spectool.turn":
-            given_up = await client.delete(response.path, headers={"X-Spectool-Secret": response.secret})
-            assert given_up.json() == {"response_id": f"chatcmpl-{response.request_id}", "state": "finished"}
+            told = (await given_up(response)).json()
+            assert told == {"response_id": f"chatcmpl-{response.request_id}", "state": "finished"}
     await posting
 
     assert len(response.turns) == 1
+    assert await all_gone(client)
+
+
+async def test_a_turn_that_is_being_written_when_the_rest_is_given_up_comes_whole(client: httpx.AsyncClient) -> None:
+    response = Response(client, request("London", **STREAMED))
+    plain = await client_path(client, response.body, [])
+    posting = asyncio.create_task(response.post(weather("London")))
+    await asyncio.sleep(0.05)
+
+    async for _ in response.events():
+        if len(response.turns[0].chunks) == 3:
+            assert (await posting).json() == {"cached": 1}
+            await given_up(response)
+
+    (only,) = response.turns
+    assert only.token_ids == plain.token_ids
+    assert (only.finish_reason, only.calls, only.usage) == ("tool_calls", plain.calls, plain.usage)
+    assert only.over == {"turn": 1, "finish_reason": "tool_calls"}
+    await response.status_when(lambda status: {"turn": 1, "reason": "ended"} in status["refused"])
+    assert await all_gone(client)
+
+
+async def test_whenever_the_rest_is_given_up_every_turn_comes_whole(client: httpx.AsyncClient) -> None:
+    body = request("London", **STREAMED)
+    plain = await client_path(client, body, [])
+
+    async def is_given_up(after_s: float, entry: dict[str, Any]) -> list[Turn]:
+        response = Response(client, body)
+        posting = asyncio.create_task(later(0.02, response.post(entry)))
+        leaving = asyncio.create_task(later(after_s, given_up(response)))
+        turns = await response.read()
+        await asyncio.gather(posting, leaving)
+        return turns
+
+    moments_s = (0.05, 0.3, 0.8, 1.5)
+    entries = (weather("London"), weather("London", pending=True))
+    read_turns = await asyncio.gather(*(is_given_up(after_s, entry) for after_s in moments_s for entry in entries))
+
+    for turns in read_turns:
+        assert turns[0].token_ids == plain.token_ids
+        assert [turn.finish_reason for turn in turns] in (["tool_calls"], ["tool_calls", "stop"])
+    assert await all_gone(client)
+
+
+async def given_up(response: Response) -> httpx.Response:
+    """DELETE; 409 where the response has finished already."""
+    reply = await response.client.delete(response.path, headers={"X-Spectool-Secret": response.secret})
+    assert reply.status_code in (200, 409), reply.text
+    return reply
+
+
+async def test_of_outputs_that_race_one_is_taken_and_gone_on_from(client: httpx.AsyncClient) -> None:
+    response = Response(client, request("London", **STREAMED))
+    texts = ["11 C, fog", "12 C, fog", "13 C, fog"]
+    posting = [asyncio.create_task(later(0.1, response.post(weather("London", text)))) for text in texts]
+
+    first, second = await response.read()
+
+    taken = [text for text, post in zip(texts, posting, strict=True) if (await post).json() == {"cached": 1}]
+    assert len(taken) == 1
+    assert json.loads((first.went_on or {})["messages"][-1]["content"])["weather"] == taken[0]
+    assert taken[0] in second.text
+    assert await all_gone(client)
+
+
+async def test_requests_behind_each_other_on_one_connection_go_with_it(
+    client: httpx.AsyncClient, server: Server
+) -> None:
+    url = httpx.URL(server.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    for city in ("London", "Lima"):
+        response = Response(client, request(city, **STREAMED))
+        body = json.dumps(response.body).encode()
+        headers = {**client.headers, **response.all_headers, "Content-Type": "application/json", "Host": url.host}
+        head = "".join(f"{name}: {value}\r\n" for name, value in {**headers, "Content-Length": len(body)}.items())
+        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{head}\r\n".encode() + body)
+    async with asyncio.timeout(30):
+        assert b" 200 " in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+
     assert await all_gone(client)
 
 

@@ -35,7 +35,7 @@ async def later(delay_s: float, work: Coroutine[Any, Any, httpx.Response]) -> ht
     return await work
 
 
-async def read(response: Response, *entries: dict[str, Any], delay_s: float = 0.1) -> list[Turn]:
+async def read(response: Response, *entries: dict[str, Any], delay_s: float = 0.0) -> list[Turn]:
     """The turns of a response to which `entries` are posted as soon as it runs."""
     posting = asyncio.create_task(later(delay_s, response.post(*entries)))
     turns = await response.read()

@@ -64,7 +64,7 @@ def cut(token_ids: list[int], places: list[int]) -> list[list[int]]:
     return [token_ids[start:stop] for start, stop in pairwise(edges)]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(places=st.lists(st.integers(0, 1000), max_size=12), is_delta=st.booleans())
 async def test_turns_are_what_their_own_requests_would_have_been(
     places: list[int], tokenizer: Any, tokens: ModelTokens, *, is_delta: bool

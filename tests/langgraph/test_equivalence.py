@@ -108,7 +108,6 @@ async def play(scenario: Scenario, speculation: Speculation | None) -> tuple[See
 @given(scenarios())
 @settings(
     max_examples=100,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
@@ -186,7 +185,7 @@ def expected_outcome(reply: Reply, guess: Guess, tool_s: float) -> str:
     num_turns=st.integers(1, 3),
     right=st.lists(st.booleans(), min_size=3, max_size=3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_outcomes_and_time_are_as_predicted(
     generation_s: float, guess_s: float | None, tool_s: float, num_turns: int, right: list[bool]
 ) -> None:

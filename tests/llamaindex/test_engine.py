@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index.core.base.llms.types import ImageBlock, TextBlock
+from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.tools import BaseTool, FunctionTool, ToolOutput
 from llama_index.llms.openai import OpenAI
 
@@ -29,7 +30,7 @@ from spectool_core.testing import (
     LeakCheck,
     ScriptedCall,
 )
-from spectool_llamaindex import SpeculativeFunctionAgent, SpeculativeReActAgent, speculate
+from spectool_llamaindex import SpeculativeAgent, SpeculativeFunctionAgent, SpeculativeReActAgent, speculate
 from spectool_llamaindex._binding import ToolBinding
 from spectool_llamaindex._isolation import Recorded
 from tests.llamaindex.recording import Names
@@ -259,7 +260,7 @@ async def test_a_handoff_between_agents() -> None:
 SINGLE = st.sampled_from(["a", "b", "c"])
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.tuples(SINGLE, st.lists(SINGLE, max_size=2, unique=True)), min_size=1, max_size=4),
     st.sampled_from([alone, workflow]),
@@ -419,16 +420,45 @@ async def test_without_speculation_requests_are_untouched(build: Build, mode: st
     assert not any("x-spectool-turns" in request.headers for request in ours.server.requests)
 
 
-async def test_the_users_llm_is_not_changed() -> None:
-    pace = Pace(ANSWERS, GUESSES, is_held=True)
-    async with EngineServer({MODEL: pace.script}) as server, language_model(server) as llm:
-        agent = alone(llm, Tools().made(), speculation_of(server, GUESSES, pace))
-        await agent.run(user_msg="go")
+class Budgeted(OpenAI):
+    """A user's own class, with state of its own."""
+
+    left: int = 2
+
+    async def astream_chat(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.left:
+            raise RuntimeError("the budget is used up")
+        self.left -= 1
+        return await super().astream_chat(*args, **kwargs)
+
+
+class Counting(FunctionAgent):
+    """A user's own class, with state of its own."""
+
+    steps: int = 0
+
+    async def take_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.steps += 1
+        return await super().take_step(*args, **kwargs)
+
+
+class SpeculativeCounting(SpeculativeAgent, Counting):
+    """The same, with early runs."""
+
+
+@pytest.mark.parametrize("kind", [Counting, SpeculativeCounting])
+async def test_llm_and_agent_keep_their_state(kind: type[Counting]) -> None:
+    is_ours = kind is SpeculativeCounting
+    pace = Pace(ANSWERS, GUESSES, is_held=is_ours)
+    async with EngineServer({MODEL: pace.script}) as server, httpx.AsyncClient() as client:
+        llm = Budgeted(model=MODEL, api_base=server.base_url, api_key="key", max_retries=0, async_http_client=client)
+        options = {"speculation": speculation_of(server, GUESSES, pace)} if is_ours else {}
+        agent = kind(llm=llm, tools=Tools().made(), **options)
+        with pytest.raises(Exception, match="the budget is used up"):
+            await agent.run(user_msg="go")
+        assert (llm.left, agent.steps) == (0, 3)
         assert agent.llm is llm
-        assert llm._aclient is None
-        client = llm._get_aclient()
-        await agent.run(user_msg="go")
-        assert llm._aclient is client
+        assert server.statistics().num_requests == (1 if is_ours else 2)
 
 
 async def test_a_llm_that_makes_a_client_for_each_request_is_client_mode() -> None:
@@ -441,21 +471,25 @@ async def test_a_llm_that_makes_a_client_for_each_request_is_client_mode() -> No
         assert server.statistics().num_requests == 3
 
 
-class Uncopied(OpenAI):
-    """A user's own class, which holds what has no copy."""
+class Hidden(OpenAI):
+    """A user's own class, which at first gives its client to nobody."""
 
-    def __copy__(self) -> Any:
-        raise TypeError("this LLM cannot be copied")
+    _num_asked: int = PrivateAttr(default=0)
+
+    def _get_aclient(self) -> Any:
+        self._num_asked += 1
+        if self._num_asked == 1:
+            raise RuntimeError("not for you")
+        return super()._get_aclient()
 
 
 async def test_a_llm_that_cannot_be_followed_is_client_mode() -> None:
     pace = Pace(ANSWERS, GUESSES, is_held=False)
     async with LeakCheck(), EngineServer({MODEL: pace.script}) as server, httpx.AsyncClient() as client:
-        llm = Uncopied(model=MODEL, api_base=server.base_url, api_key="key", async_http_client=client)
+        llm = Hidden(model=MODEL, api_base=server.base_url, api_key="key", async_http_client=client)
         tools = Tools()
         await alone(llm, tools.made(), speculation_of(server, GUESSES, pace)).run(user_msg="go")
-        assert {event.reason for event in pace.of(EngineUnavailable)} == {"request_not_seen"}
-        assert server.statistics().num_requests == 3
+        assert EngineUnavailable in set(map(type, pace.events))
         assert tools.runs == ["a", "b"]
 
 

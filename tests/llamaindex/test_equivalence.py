@@ -165,7 +165,6 @@ def play(scenario: Scenario, speculation: Speculation | None) -> tuple[Seen, Too
 @given(scenarios())
 @settings(
     max_examples=80,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
@@ -273,7 +272,7 @@ CALLS = {
     tool_s=st.sampled_from(TOOL_S),
     right=st.lists(st.booleans(), min_size=1, max_size=3),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_outcomes_and_time_are_as_predicted(
     name: str,
     shape: str,

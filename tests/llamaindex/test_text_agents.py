@@ -140,7 +140,6 @@ spoken = st.sampled_from(
 )
 @settings(
     max_examples=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )

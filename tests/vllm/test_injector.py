@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from spectool_core.vllm.injector import Injector
-from spectool_core.vllm.planner import TurnStart
+from spectool_core.vllm.planner import Planner, TurnStart
 from spectool_core.vllm.rendering import ConversationRenderer
 from spectool_core.vllm.tool_cache import Limits, ToolCache
 from spectool_core.vllm.turns import EndedTurn
@@ -35,12 +35,16 @@ class Engine:
     commands: list[tuple[Any, ...]] = field(default_factory=list)
     went_on: list[tuple[int, int, str, int | None]] = field(default_factory=list)
     num_released: int = 0
+    records: list[dict[str, Any]] = field(default_factory=list)
+    when_ended: Callable[[], None] = lambda: None
 
-    async def call(self, command: str, *arguments: Any) -> None:
+    async def call(self, command: str, *arguments: Any) -> list[dict[str, Any]]:
         await asyncio.sleep(0)
         self.commands.append((command, *arguments))
+        return self.records
 
     async def turn_end(self, turn: int) -> EndedTurn:
+        self.when_ended()
         return EndedTurn(self.outcome, self.keys, "not_cached")
 
     async def resume(self, turn: int, end_id: int, suffix_ids: Sequence[int], max_tokens: int | None) -> bool:
@@ -52,6 +56,11 @@ class Engine:
 
     def of(self, command: str) -> list[tuple[Any, ...]]:
         return [arguments for name, *arguments in self.commands if name == command]  # type: ignore[misc]
+
+
+async def render(messages: Sequence[dict[str, Any]]) -> list[int]:
+    await asyncio.sleep(0)
+    return TOKENIZER.encode(template(messages))
 
 
 class Setting:
@@ -73,9 +82,6 @@ class Setting:
         next_max_tokens: Callable[[int], int] | None = None,
         begin: bool = True,
     ) -> Injector:
-        async def render(messages: Sequence[dict[str, Any]]) -> list[int]:
-            return TOKENIZER.encode(template(messages))
-
         injector = Injector(
             self.cached,
             self.cache,
@@ -89,6 +95,11 @@ class Setting:
         if begin:
             injector.begin_turn(TurnStart(1, USER, PROMPT))
         return injector
+
+    def planner(self) -> Planner:
+        planner = Planner(self.cached, self.cache, ConversationRenderer(render, TOKENS), self.engine, None)
+        planner.begin_turn(TurnStart(1, USER, PROMPT))
+        return planner
 
     def post(self, name: str = "f", params: dict[str, Any] | None = None, **fields: Any) -> None:
         shown = {"x": 1} if params is None else params
@@ -292,7 +303,44 @@ async def test_a_wait_ends_when_nobody_wants_the_rest(setting: Setting) -> None:
     injector.end_soon()
 
     assert await injecting is None
+    assert (setting.reasons, setting.engine.num_released) == (["ended"], 1)
+    injector.close()
+
+
+@pytest.mark.parametrize("outcome", ["injected", "parked"])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_response_that_nobody_wants_ends_with_its_turn_also_where_the_engine_has_gone_on(
+    setting: Setting, outcome: Literal["injected", "parked"], *, is_late: bool
+) -> None:
+    injector = setting.injector()
+    setting.post(output="sunny")
+    await injector.sync()
+    setting.engine.outcome, setting.engine.keys = outcome, (KEY,)
+    if is_late:
+        setting.engine.when_ended = injector.end_soon
+    else:
+        injector.end_soon()
+
     assert await inject(setting, injector) is None
+
+    assert (setting.reasons, setting.engine.num_released, list(setting.cached.injected)) == (["ended"], 1, [])
+    assert setting.engine.went_on == []
+    injector.close()
+
+
+async def test_a_turn_that_is_resumed_when_nobody_wants_it_any_more_is_ended(setting: Setting) -> None:
+    injector = setting.injector(has_commands=False)
+    setting.post(output="sunny")
+    resume = setting.engine.resume
+
+    async def resumes(*arguments: Any) -> bool:
+        injector.end_soon()
+        return await resume(*arguments)
+
+    setting.engine.resume = resumes  # type: ignore[method-assign]
+
+    assert await inject(setting, injector) is None
+    assert (setting.reasons, setting.engine.num_released, len(setting.engine.went_on)) == (["ended"], 1, 1)
     injector.close()
 
 
@@ -407,19 +455,69 @@ async def test_after_the_end_nothing_is_left(setting: Setting) -> None:
     assert setting.cached.on_change is None
 
 
-async def test_an_output_that_comes_after_the_first_has_expired_is_not_planned_again(setting: Setting) -> None:
-    """The engine may have gone on from the first; a second one waits until the turn has ended."""
+@pytest.mark.parametrize("has_gone_on", [False, True])
+async def test_an_output_that_comes_after_the_first_has_expired_is_planned_if_the_engine_has_not_gone_on(
+    setting: Setting, *, has_gone_on: bool
+) -> None:
     injector = setting.injector()
     setting.post(output="old", keep_alive=5)
     await injector.sync()
     setting.now_s = 6
     setting.post(output="new")
+    if has_gone_on:
+        setting.engine.records = [{"turn": 1, "outcome": "injected", "keys": [KEY], "reason": ""}]
+
     await injector.sync()
-    assert len(setting.engine.of("plan")) == 1
+
+    assert setting.engine.of("expect")[1] == ["chatcmpl-a", [], None]
+    assert setting.engine.of("expect")[2] == ["chatcmpl-a", [KEY], None]
+    assert len(setting.engine.of("plan")) == (1 if has_gone_on else 2)
     setting.engine.outcome, setting.engine.keys = "injected", (KEY,)
-    assert (await inject(setting, injector)).injected[0].output == "old"
+    assert (await inject(setting, injector)).injected[0].output == ("old" if has_gone_on else "new")
+    injector.close()
 
-    setting.engine.outcome = "parked"
 
-    assert (await inject(setting, injector)).injected[0].output == "new"
+async def test_outputs_that_come_and_go_leave_no_plans(setting: Setting) -> None:
+    made = call_key("f", {"x": 48})
+    setting.engine.records = [{"turn": 1, "outcome": "finished", "keys": [made], "reason": "not_cached"}]
+    planner = setting.planner()
+    for number in range(50):
+        setting.post(params={"x": number}, output="<|im_end|>" if number % 2 else "sunny", keep_alive=5)
+        await planner.sync()
+        setting.now_s += 6
+    await planner.sync()
+
+    kept = [number for number in range(50) if planner.planned(1, call_key("f", {"x": number})) is not None]
+    assert kept == [48], "the engine may have gone on from this one alone"
+    planner.begin_turn(TurnStart(2, USER, PROMPT))
+    assert planner.planned(1, made) is None
+    planner.close()
+
+
+async def test_a_turn_that_begins_drops_what_was_posted_for_those_before(setting: Setting) -> None:
+    injector = setting.injector()
+    setting.post(output="first", turn=1)
+    setting.post("g", {}, output="any")
+    await injector.sync()
+
+    injector.begin_turn(TurnStart(2, USER, PROMPT))
+    await injector.sync()
+
+    assert [entry.name for entry in setting.cached.entries.values()] == ["g"]
+    assert setting.engine.of("expect") == [["chatcmpl-a", [KEY], 1], ["chatcmpl-a", [OTHER], None]]
+    assert [plan["turn"] for _, plan in setting.engine.of("plan")] == [1, 1, 2]
+    injector.close()
+
+
+async def test_what_is_rendered_for_a_turn_that_has_ended_is_not_planned(setting: Setting) -> None:
+    injector = setting.injector()
+    setting.post(output="sunny")
+    syncing = asyncio.create_task(injector.sync())
+    await asyncio.sleep(0)
+
+    injector.begin_turn(TurnStart(2, USER, PROMPT))
+    await syncing
+    await injector.sync()
+
+    assert [plan["turn"] for _, plan in setting.engine.of("plan")] == [2]
     injector.close()

@@ -88,6 +88,24 @@ async def test_a_template_that_writes_ids_is_rendered_only_when_they_are_known()
     assert "[the-id]y" in TOKENIZER.decode(rendered.suffix_ids)
 
 
+async def test_what_is_remembered_is_small_whatever_was_asked() -> None:
+    async def render(messages: Sequence[dict[str, Any]]) -> list[int]:
+        return TOKENIZER.encode(template(messages))
+
+    templates_with_ids: dict[str, bool] = {}
+    growing = ConversationRenderer(render, TOKENS, template="x" * 1_000_000, templates_with_ids=templates_with_ids)
+    messages = list(USER)
+    before = 0
+    for number in range(1, 30):
+        await growing.ahead(messages, TOKENIZER.encode(template(messages)), "f", {}, "y")
+        before = len(growing._structures) if number == 1 else before
+        messages += [{"role": "user", "content": "And then?"}]
+
+    assert len(growing._structures) == before
+    assert list(templates_with_ids.values()) == [False]
+    assert len(next(iter(templates_with_ids))) == 64
+
+
 async def test_a_template_that_rewrites_what_stands_before_is_refused() -> None:
     strips = renderer(strips_thinking=True)
     prompt = TOKENIZER.encode(template(USER, strips_thinking=True))

@@ -149,14 +149,30 @@ def test_what_has_expired_is_dropped_and_told(cache: ToolCache, response: Cached
     cache.post(response, [output(output="old", keep_alive=5), output("g", pending=True)])
     told = []
     response.on_change = lambda: told.append(len(response.entries))
-    cache.drop_expired(response)
+    cache.drop_stale(response)
     clock.now_s += 6
 
-    cache.drop_expired(response)
-    cache.drop_expired(response)
+    cache.drop_stale(response)
+    cache.drop_stale(response)
 
     assert told == [1]
     assert cache.num_bytes == next(iter(response.entries.values())).num_bytes
+
+
+def test_entries_of_earlier_turns_make_room(cache: ToolCache, response: CachedResponse) -> None:
+    cache.post(response, [output("any", output="kept")])
+    for turn in range(1, 20):
+        cache.begin_turn(response, turn)
+        entries = [output(params={"n": number}, output="x" * 90, turn=turn) for number in range(3)]
+        assert cache.post(response, entries) == 3
+        assert len(response.entries) == 4
+    assert cache.post(response, [output("late", output="x", turn=18)]) == 0
+    assert cache.num_bytes == sum(entry.num_bytes for entry in response.entries.values())
+
+    cache.begin_turn(response, 20)
+
+    assert texts(cache, response, 20) == {"any": "kept"}
+    assert response.turn == 20
 
 
 def test_too_large_an_output_is_refused_and_nothing_of_the_post_is_taken(
@@ -219,6 +235,7 @@ def test_the_status_says_what_is_there_and_what_was_refused_but_no_output(
     response.refuse(1, "not_cached")
     response.refuse(1, "not_cached")
     response.refuse(1, "cannot_render", "the output holds a control text")
+    response.refuse(2, "cannot_render", "x" * 1_000_000)
 
     status = response.status(cache.clock())
 
@@ -226,6 +243,7 @@ def test_the_status_says_what_is_there_and_what_was_refused_but_no_output(
         {"name": "f", "params": {"x": 1}, "state": "cached", "turn": None},
         {"name": "g", "params": {}, "state": "pending", "turn": 2},
     ]
+    assert len(status["refused"].pop()["detail"]) == 1000
     assert status["refused"] == [
         {"turn": 1, "reason": "not_cached"},
         {"turn": 1, "reason": "cannot_render", "detail": "the output holds a control text"},

@@ -17,7 +17,8 @@ def test_plans_of_the_turn_the_latest_first() -> None:
     assert list(response.current_plans()) == [plan("a", suffix=5), plan("b", turn=1)]
     response.next_turn()
     assert list(response.current_plans()) == [plan("a", suffix=5), plan("c", turn=2)]
-    response.withdraw(["a"])
+    response.expect(frozenset({"a"}), None)
+    response.expect(frozenset(), None)
     assert list(response.current_plans()) == [plan("c", turn=2)]
 
 
@@ -26,8 +27,35 @@ def test_whether_anything_was_posted_so_far() -> None:
     assert not response.has_posts
     response.add(plan("a"))
     assert response.has_posts
-    withdrawn = Response(frozenset({9}), expected={None: frozenset()})
+    withdrawn = Response(frozenset({9}))
+    withdrawn.expect(frozenset({"a"}), None)
+    withdrawn.expect(frozenset(), None)
     assert withdrawn.has_posts
+
+
+def test_nothing_is_kept_of_turns_that_are_over_or_of_calls_that_are_gone() -> None:
+    response = Response(frozenset({9}))
+    for turn in range(1, 100):
+        response.add(plan("a", turn=turn))
+        response.expect(frozenset({"a"}), turn)
+        response.next_turn()
+        response.add(plan("late", turn=turn))
+        response.expect(frozenset({"late"}), turn)
+        assert (response.plans, response.expected) == ({}, {})
+    for turn in range(100, 200):
+        response.expect(frozenset({"a"}), turn)
+        response.expect(frozenset(), turn)
+    assert response.expected == {}
+    assert response.has_posts
+
+
+def test_what_a_turn_that_is_over_expects_no_longer_leaves_the_plans_of_the_next() -> None:
+    response = Response(frozenset({9}))
+    response.expect(frozenset({"a"}), 1)
+    response.next_turn()
+    response.add(plan("a", turn=2))
+    response.expect(frozenset(), 1)
+    assert list(response.current_plans()) == [plan("a", turn=2)]
 
 
 def test_what_is_expected_in_a_turn() -> None:

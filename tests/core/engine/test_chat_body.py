@@ -6,11 +6,12 @@ import json
 from copy import deepcopy
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spectool_core.engine.chat_body import ChatBody
+from spectool_core.engine.chat_body import ChatBody, sent_with
 
 TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}]
 VALUES = st.recursive(
@@ -139,3 +140,33 @@ def test_a_seed_decides_nothing_where_nothing_is_drawn() -> None:
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"messages": 1}', b'{"messages": [1]}', b"\xff"])
 def test_a_body_that_is_no_chat_request(body: bytes) -> None:
     assert ChatBody.parse(body) is None
+
+
+def sent(query: str = "", **headers: str) -> bytes:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return sent_with(httpx.Request("POST", f"http://host/v1/chat/completions{query}", headers=named))
+
+
+def test_requests_are_alike_whatever_changes_by_itself() -> None:
+    assert sent(A="1", B="2", content_length="7", X_Stainless_Retry_Count="1") == sent(
+        b="2", a="1", traceparent="00-1", idempotency_key="k", X_Request_Id="mine"
+    )
+
+
+@pytest.mark.parametrize("other", [{"authorization": "b"}, {"query": "?tenant=b"}, {"x_audit": "turn-2"}])
+def test_credentials_headers_and_query_are_part_of_what_is_asked(other: dict[str, str]) -> None:
+    calls: list[dict[str, Any]] = [{}]
+    before, alike, later = (
+        ChatBody.parse(json.dumps(body).encode(), sent(**{"authorization": "a", **changed}))
+        for body, changed in [
+            (asked(), {}),
+            (asked([*asked()["messages"], answer(calls), *results(calls)]), {}),
+            (asked([*asked()["messages"], answer(calls), *results(calls)]), other),
+        ]
+    )
+    assert before is not None
+    assert alike is not None
+    assert later is not None
+    assert before.may_become(alike)
+    assert not before.may_become(later)
+    assert before.continued([answer(calls), *results(calls)]) == alike != later

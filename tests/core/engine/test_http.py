@@ -16,7 +16,7 @@ import pytest
 
 from spectool_core import Speculation
 from spectool_core.calls import Prompt, ToolCall
-from spectool_core.engine import set_current_turn
+from spectool_core.engine import follow, set_current_turn
 from spectool_core.events import EngineUnavailable, StreamAborted
 from spectool_core.runs import RunContext
 from spectool_core.testing import Answer, EngineBehaviour, EngineServer, HttpError, Latch, LeakCheck
@@ -69,7 +69,8 @@ class Agent:
     ) -> None:
         self.speculation = speculation
         self.context = context or RunContext(run=self)
-        self.client = client if speculation is None else speculation.engine.adopt(client)  # type: ignore[union-attr]
+        self.client = client
+        assert speculation is None or follow(client)
         self.messages: list[Any] = [{"role": "user", "content": "go"}]
         self.body = {"model": "m", "tools": TOOLS, **body}
         self.seen: list[Any] = []
@@ -223,12 +224,12 @@ async def test_what_the_engine_would_leave_alone_is_sent_as_it_is(body: dict[str
 async def test_requests_of_no_turn_and_other_requests_pass_through() -> None:
     async with LeakCheck(), EngineServer({"m": FINAL}) as server, a_client(server) as client:
         speculation = speculation_of(server, [])
-        adopted = speculation.engine.adopt(client)  # type: ignore[union-attr]
+        follow(client)
         set_current_turn(None)
-        await adopted.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}], tools=TOOLS)
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}], tools=TOOLS)
         agent = Agent(client, speculation)
         agent.start_turn(asyncio.get_running_loop())
-        assert [model.id async for model in adopted.models.list()] == ["m"]
+        assert [model.id async for model in client.models.list()] == ["m"]
         set_current_turn(None)
         speculation.end_run(agent.context)
         assert "x-spectool-turns" not in server.requests[0].headers
@@ -378,7 +379,8 @@ async def test_a_stream_is_left_by_a_client_that_cannot_read_it(order: list[bool
             blocking = openai.OpenAI(base_url=server.base_url, api_key="key", max_retries=0, http_client=http_client)
             speculation = speculation_of(server, GUESSES, pace)
             agent = Agent(client, speculation)
-            ask_blocking = speculation.engine.adopt(blocking).chat.completions.create  # type: ignore[union-attr]
+            follow(blocking)
+            ask_blocking = blocking.chat.completions.create
             for is_async in order:
                 turn = agent.start_turn(asyncio.get_running_loop())
                 options = {"messages": agent.messages, **agent.body}
@@ -452,22 +454,52 @@ async def test_a_call_that_somebody_else_answers_is_not_waited_for() -> None:
         assert server.statistics().num_requests == 2
 
 
-async def test_the_copy_lives_as_long_as_the_users_client_and_closes_nothing_of_it() -> None:
-    async with LeakCheck(), EngineServer({"m": FINAL}) as server:
-        speculation = speculation_of(server, [])
-        engine = speculation.engine
-        assert engine is not None
-        async with a_client(server) as client:
-            adopted = engine.adopt(client)
-            assert engine.adopt(client) is adopted
-            assert engine.adopt(adopted) is adopted
-            assert type(adopted) is type(client)
-            await adopted.close()
-            await client.models.list()
-        copy = weakref.ref(adopted)
-        del adopted, client
-        gc.collect()
-        assert copy() is None
+async def test_a_request_after_the_answer_is_none_of_the_turns() -> None:
+    """As of a node that asks the same client once more, by itself."""
+    pace = Pace([asks("a"), FINAL], [["a"]], is_held=True)
+    async with LeakCheck(), EngineServer({"m": pace.script}) as server, a_client(server) as client:
+        speculation = speculation_of(server, [["a"]], pace)
+        agent = Agent(client, speculation)
+        turn = agent.start_turn(asyncio.get_running_loop())
+        pace.open()
+        turn.answer(agent.take(await client.chat.completions.create(messages=agent.messages, **agent.body)))
+        await client.chat.completions.create(messages=[{"role": "user", "content": "other"}], **agent.body)
+        turn.settle()
+        speculation.end_run(agent.context)
+        await quiet(speculation)
+        assert ["x-spectool-turns" in request.headers for request in server.requests] == [True, False]
+        assert [event.reason for event in pace.of(StreamAborted)] == ["run_ended"]
+
+
+async def test_a_client_that_is_closed_closes_its_own_transport() -> None:
+    http_client = httpx.AsyncClient()
+    client = openai.AsyncOpenAI(api_key="key", http_client=http_client)
+    closed: list[str] = []
+
+    class Inner(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, json={"data": [], "object": "list"})
+
+        async def aclose(self) -> None:
+            closed.append("inner")
+
+    http_client._transport = Inner()
+    assert follow(client)
+    async with client:
+        await client.models.list()
+    assert closed == ["inner"]
+    with pytest.raises(openai.APIConnectionError):
+        await client.models.list()
+
+
+async def test_a_client_lives_no_longer_than_without() -> None:
+    client = openai.AsyncOpenAI(api_key="key", http_client=httpx.AsyncClient())
+    follow(client)
+    there = weakref.ref(client)
+    await client.close()
+    del client
+    gc.collect()
+    assert there() is None
 
 
 @pytest.fixture(autouse=True)

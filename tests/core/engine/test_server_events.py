@@ -46,7 +46,7 @@ def test_what_has_not_ended_is_kept() -> None:
     assert [event.is_done for event in splitter.feed(b"NE]\n\n")] == [True]
 
 
-@pytest.mark.parametrize("data", ["", "nothing", "[1]", '"text"'])
+@pytest.mark.parametrize("data", ["", "nothing", "[1]", '"text"', "[" * 100_000])
 def test_data_that_is_no_object_is_malformed(data: str) -> None:
     with pytest.raises(MalformedStreamError):
         ServerEvent("spectool.turn", data, b"").parsed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +19,12 @@ from spectool_core.engine.idle_streams import IdleStreams, Place
 from spectool_core.events import EngineUnavailable, Event, OutputsPosted, UnavailableReason
 from spectool_core.runs import RunContext
 from spectool_core.turn import Turn
+from spectool_core.vllm.tool_cache import Limits
 from spectool_core.vllm.wire import MAX_OUTPUT_BYTES
 from tests.core.engine.test_idle_streams import resident
 from tests.core.fakes import PROMPT, RUN, FakeToolbox, FromFunction, Predicts, call, search, start, virtual
 
-ADDRESS = Address("http://engine/x", ())
+ADDRESS, OTHER = Address("http://engine/x", ()), Address("http://engine/y", ())
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Engine:
     events: list[Event] = field(default_factory=list)
     warnings: list[tuple[UnavailableReason, int | None]] = field(default_factory=list)
     posts: list[list[dict[str, Any]]] = field(default_factory=list)
+    sent: list[tuple[Address, bytes, int]] = field(default_factory=list)
     ended: list[Address] = field(default_factory=list)
     status: int | None = 200
     is_slow: bool = False
@@ -45,8 +48,9 @@ class Engine:
     def warn(self, reason: UnavailableReason, status: int | None = None) -> None:
         self.warnings.append((reason, status))
 
-    def post(self, turn: EngineTurn, address: Address, entries: list[dict[str, Any]]) -> None:
-        self.posts.append(entries)
+    def post(self, turn: EngineTurn, address: Address, body: bytes, num_outputs: int) -> None:
+        self.posts.append(json.loads(body))
+        self.sent.append((address, body, num_outputs))
         if not self.is_slow:
             self.answer(turn)
 
@@ -54,7 +58,8 @@ class Engine:
         self.ended.append(address)
 
     def answer(self, turn: EngineTurn) -> None:
-        turn.posted(self.status, sum("output" in entry for entry in self.posts[-1]))
+        address, _, num_outputs = self.sent[-1]
+        turn.posted(address, self.status, num_outputs)
 
     def turn(self, number: int, context: RunContext, conversation: Any, loop: asyncio.AbstractEventLoop) -> EngineTurn:
         made = EngineTurn(number, Place(context.run, conversation), loop, self)  # type: ignore[arg-type]
@@ -246,7 +251,9 @@ async def test_a_join_that_is_cancelled_is_withdrawn_though_the_turn_is_settled(
     assert engine.told == [("x", "pending"), ("x", "withdrawn")]
 
 
-@pytest.mark.parametrize("value", [7, None, ["text"], "x" * (MAX_OUTPUT_BYTES + 1)])
+@pytest.mark.parametrize(
+    "value", [7, None, ["text"], "x" * (MAX_OUTPUT_BYTES + 1), "\0" * MAX_OUTPUT_BYTES, "half \ud83d of a pair"]
+)
 def test_what_is_no_text_or_too_long_is_withdrawn(value: Any) -> None:
     @virtual
     async def check() -> None:
@@ -262,12 +269,76 @@ def test_what_is_no_text_or_too_long_is_withdrawn(value: Any) -> None:
 
 
 @virtual
+async def test_a_call_that_utf_8_cannot_write_is_not_spoken_of() -> None:
+    turn, engine = begin("half \ud83d of a pair", "x")
+    await asyncio.sleep(2.0)
+    assert engine.told == [("x", "pending"), ("x", "x#2")]
+    turn.settle()
+
+
+@pytest.mark.parametrize("text", ["x" * 750_000, "é" * 360_000, "\U0001f600" * (MAX_OUTPUT_BYTES // 4)])
+def test_no_post_is_larger_than_the_server_takes(text: str) -> None:
+    @virtual
+    async def check() -> None:
+        toolbox = FakeToolbox()
+        toolbox.add(search(1.0, result=text))
+        turn, engine = begin("x", "y", "z", toolbox=toolbox)
+        await asyncio.sleep(2.0)
+        assert engine.told[3:] == [("x", text), ("y", text), ("z", text)]
+        assert max(len(body) for _, body, _ in engine.sent) <= Limits().max_body_bytes
+        assert [event.num_outputs for event in engine.events if isinstance(event, OutputsPosted)] == [0, 1, 1, 1]
+        turn.settle()
+
+    check()
+
+
+@virtual
+async def test_what_becomes_of_a_post_for_an_attempt_that_failed_is_all_the_same_to_the_next() -> None:
+    turn, engine = begin("x", engine=Engine(is_slow=True, has_answered=True))
+    await asyncio.sleep(0.5)
+    assert turn.engine_turn is not None
+    turn.engine_turn.closed()
+    turn.engine_turn.opened(OTHER, is_streamed=True)
+    engine.status = 404
+    engine.answer(turn.engine_turn)
+    await asyncio.sleep(0)
+    assert [address for address, _, _ in engine.sent] == [ADDRESS, OTHER]
+    assert (engine.told, engine.events, engine.ended) == ([("x", "pending")] * 2, [], [])
+    turn.settle()
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_post_that_came_before_its_request_is_sent_again(*, has_begun: bool) -> None:
+    """The request may wait for a connection; whether the post's answer or the reply comes first is chance."""
+
+    @virtual
+    async def check() -> None:
+        speculation = Speculation([Predicts(call(), delay_s=0)])
+        speculation.engine = engine = Engine(has_answered=True, is_slow=True, status=404)  # type: ignore[assignment]
+        toolbox = FakeToolbox()
+        toolbox.add(search(1.0))
+        turn = start(speculation, toolbox)
+        assert turn.engine_turn is not None
+        turn.engine_turn.opened(ADDRESS, is_streamed=True)
+        await asyncio.sleep(0.5)
+        steps = [lambda made: made.accepted(ADDRESS), engine.answer]
+        for step in steps if has_begun else reversed(steps):
+            step(turn.engine_turn)
+        await asyncio.sleep(0)
+        assert engine.told == [("x", "pending")] * 2
+        assert (engine.events, engine.warnings, engine.ended) == ([], [], [])
+        turn.settle()
+
+    check()
+
+
+@virtual
 async def test_a_retry_is_told_all_again() -> None:
     turn, engine = begin("x")
     await asyncio.sleep(2.0)
     assert turn.engine_turn is not None
     turn.engine_turn.closed("cut")
-    turn.engine_turn.accepted(Address("http://engine/y", ()))
+    turn.engine_turn.accepted(OTHER)
     await asyncio.sleep(0)
     assert engine.told == [("x", "pending"), ("x", "x#1"), ("x", "x#1")]
     turn.settle()

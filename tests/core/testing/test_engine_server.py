@@ -131,6 +131,25 @@ async def test_the_status_is_told_and_is_no_post() -> None:
         assert (await talk.ask("PUT")).status_code == 405
 
 
+async def test_a_response_that_is_ended_within_a_turn_ends_with_all_of_it() -> None:
+    latch, ends = Latch(), [None, "tool_calls"]
+    answer = Answer(text="a longer text", tool_calls=[ScriptedCall("lookup", {"q": "a"})], latch=latch)
+    async with LeakCheck(), EngineServer({"m": [answer, Answer("done")]}) as server, httpx.AsyncClient() as client:
+        client.base_url = httpx.URL(server.base_url.removesuffix("/v1"))
+        talk = Conversation(server, client, latch)
+        await server.until_engine(lambda counts: counts.num_responses == 1)
+        await talk.post({**ENTRY, "output": "x"})
+        await talk.ask("DELETE")
+        assert await talk.end() == []
+        text = (await talk._reply).text
+        chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        choices = [choice for each in chunks for choice in each.get("choices", ())]
+        assert "".join(choice["delta"].get("content") or "" for choice in choices) == "a longer text"
+        assert sorted({choice["finish_reason"] for choice in choices}, key=str) == ends
+        assert [line for line in text.splitlines() if line.startswith("event")] == ["event: spectool.turn"]
+        assert text.endswith("data: [DONE]\n\n")
+
+
 async def test_a_response_that_its_client_ends_goes_on_to_no_turn() -> None:
     async with conversation() as talk:
         await talk.post({**ENTRY, "output": "x"})

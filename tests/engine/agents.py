@@ -1,20 +1,14 @@
-"""Agents of both frameworks on a real server: the run is stock's, also where the server changes under it."""
+"""Agents of both frameworks on a real server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import logging
-import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
-import pytest
 from langchain.agents import create_agent
 from langchain_core.tools import tool as langchain_tool
 from langchain_openai import ChatOpenAI
@@ -28,14 +22,10 @@ from llama_index.llms.openai_like import OpenAILike
 from examples.engine.__main__ import AskedCity
 from examples.engine.smollm2 import messages
 from spectool_core import Speculation, speculatable
-from spectool_core.events import EngineUnavailable, Event, TurnAnswered
+from spectool_core.events import Event, TurnAnswered
 from spectool_core.statistics import EngineStatistics
 from spectool_langgraph import SpeculationMiddleware
 from spectool_llamaindex import SpeculativeFunctionAgent
-from tests.engine.serving import Server, serving
-from tests.engine.test_server_turns import ONE_LEVEL
-
-pytestmark = pytest.mark.timeout(400)
 
 Tool = Callable[[str], Awaitable[str]]
 
@@ -99,100 +89,17 @@ class LlamaIndexAgent:
         return str((await self._llm.achat_with_tools(self._tools, chat_history=after)).message.content)
 
 
-AGENTS = pytest.mark.parametrize("build", [LangGraphAgent, LlamaIndexAgent])
-Build = type[LangGraphAgent] | type[LlamaIndexAgent]
-
-
-def named(seen: list[Any]) -> str:
-    """Without the ids that servers draw, but with which is which."""
-    names: dict[str, str] = {}
-    return re.sub(
-        r"chatcmpl-(tool-)?[0-9a-f]+(-t\d+)?", lambda found: names.setdefault(found[0], f"id {len(names)}"), repr(seen)
-    )
-
-
-@dataclass
-class Weather:
-    """The tool, and what it was asked."""
-
-    runs: list[str] = field(default_factory=list)
-
-    async def get_weather(self, city: str) -> str:
-        """Get weather"""
-        self.runs.append(city)
-        return json.dumps({"city": city, "weather": f"{len(city) * 3} C, cloudy"})
+Agent = LangGraphAgent | LlamaIndexAgent
 
 
 def engine_of(url: str, *hooks: Callable[[Event], None]) -> Speculation:
     return Speculation([AskedCity()], adaptive=False, engine="vllm", engine_url=f"{url}/v1", hooks=hooks)
 
 
-async def num_generated(server: Server) -> int:
-    """Chat completions that the engine has begun; a response is one, however many its turns."""
-    async with server.client() as client:
-        text = (await client.get("/metrics")).text
-    lines = [line for line in text.splitlines() if line.startswith("vllm:request_success_total{")]
-    return int(sum(float(line.rpartition(" ")[2]) for line in lines))
-
-
-@ONE_LEVEL
-@AGENTS
-@pytest.mark.parametrize("streaming", [True, False], ids=["streamed", "whole"])
-async def test_a_run_is_stocks_in_half_the_requests(build: Build, server: Server, streaming: bool) -> None:
-    stock_weather, our_weather = Weather(), Weather()
-    stock = build(server.url, stock_weather.get_weather, None, streaming=streaming)
-    with contextlib.closing(engine_of(server.url)) as speculation:
-        ours = build(server.url, our_weather.get_weather, speculation, streaming=streaming)
-        await ours.ask("Paris")  # of a server that is not known, one that is not streamed is told too late
-        before = speculation.statistics().engine
-        for city in ("Lima", "Vienna"):
-            expected = await stock.ask(city)
-            num_before = await num_generated(server)
-            assert named(await ours.ask(city)) == named(expected)
-            assert await num_generated(server) - num_before == 1
-        engine = speculation.statistics().engine
-
-    assert our_weather.runs[1:] == stock_weather.runs == ["Lima", "Vienna"]
-    assert engine.num_injected - before.num_injected == engine.num_attached - before.num_attached == 2
-    assert engine.num_aborted == engine.num_unavailable == 0
-
-
-async def test_a_server_that_is_replaced_by_another_models(
-    model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It goes down while the tools run and the sequences wait in it: the runs go on as stock's would."""
-    with contextlib.ExitStack() as servers:
-
-        def start(name: str, *flags: str, port: int | None = None) -> Server:
-            log = tmp_path / f"{name}.log"
-            return servers.enter_context(serving(model_folder, log, "o3", *flags, port=port, hold_s=60.0))
-
-        def replace(server: Server) -> None:
-            servers.close()
-            start("other", "--load-format", "dummy", port=urlsplit(server.url).port)
-
-        server = await asyncio.to_thread(start, "first")
-        runs = [Interrupted(kind, server.url) for kind in (LangGraphAgent, LlamaIndexAgent)]
-        with caplog.at_level(logging.WARNING, "spectool"):
-            asking = [asyncio.create_task(run.ask()) for run in runs]
-            await asyncio.gather(*(run.has_answered.wait() for run in runs))
-            await asyncio.to_thread(replace, server)
-            for run in runs:
-                run.may_return.set()
-            seen = await asyncio.gather(*asking)
-
-        for run, messages_seen in zip(runs, seen, strict=True):
-            assert messages_seen[-1].content == await run.stock.answer(messages_seen[:-1])
-            assert messages_seen[-2].content == '{"city": "Lima", "weather": "rain"}'
-            assert (run.engine.num_injected, run.engine.num_attached) == (0, 0)
-            assert [event.reason for event in run.events if isinstance(event, EngineUnavailable)] == ["cut"]
-    assert [record.levelname for record in caplog.records if record.name == "spectool"] == ["WARNING"] * len(runs)
-
-
 class Interrupted:
     """A run whose tool returns when it may; `has_answered` is set when the model has asked for it."""
 
-    def __init__(self, kind: Build, url: str) -> None:
+    def __init__(self, kind: type[Agent], url: str) -> None:
         self.events: list[Event] = []
         self.has_answered, self.may_return = asyncio.Event(), asyncio.Event()
         self.stock = kind(url, self.get_weather, None, streaming=True)
