@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -34,16 +35,18 @@ async def test_only_who_has_the_secret_reads_or_fills_a_response(client: httpx.A
     reading = asyncio.create_task(response.read())
     await asyncio.sleep(0.3)
 
-    wrong = await response.post(weather("London", "poisoned"), secret="x" * 32)
-    unknown = await client.post("/cache-tool-output/chatcmpl-no", json=[], headers={"X-Spectool-Secret": "x" * 32})
+    twice = await client.post("/v1/chat/completions", json=response.body, headers=response.all_headers)
+    plain = await client.post("/v1/chat/completions", json=response.body, headers={"X-Request-Id": response.request_id})
+    wrong, unknown = await asyncio.gather(  # each waits a moment for a request that may still come
+        response.post(weather("London", "poisoned"), secret="x" * 32),
+        client.post("/cache-tool-output/chatcmpl-no", json=[], headers={"X-Spectool-Secret": "x" * 32}),
+    )
     for status in (
         await client.get(response.path, headers={"X-Spectool-Secret": "x" * 32}),
         await client.get(response.path),
         await client.delete(response.path),
     ):
         assert status.status_code == 404
-    twice = await client.post("/v1/chat/completions", json=response.body, headers=response.all_headers)
-    plain = await client.post("/v1/chat/completions", json=response.body, headers={"X-Request-Id": response.request_id})
 
     assert (wrong.status_code, unknown.status_code) == (404, 404)
     assert wrong.json() == unknown.json()
@@ -96,10 +99,26 @@ async def test_an_output_that_would_open_a_turn_is_not_injected(client: httpx.As
     )
 
 
-async def test_bad_posts_are_refused_with_the_reason(client: httpx.AsyncClient) -> None:
-    response = Response(client, request("London", **STREAMED))
-    reading = asyncio.create_task(response.read())
-    await asyncio.sleep(0.3)
+@pytest.fixture
+async def long_response(client: httpx.AsyncClient) -> AsyncIterator[Response]:
+    """One that is being written for as long as the test lasts."""
+    response = Response(client, request("London", **STREAMED, min_tokens=2900, max_tokens=3000))
+    has_begun = asyncio.Event()
+
+    async def read_on() -> None:
+        async for _ in response.events():
+            has_begun.set()
+
+    reading = asyncio.create_task(read_on())
+    await has_begun.wait()
+    yield response
+    assert not reading.done()
+    reading.cancel()
+    await asyncio.wait([reading])
+
+
+async def test_bad_posts_are_refused_with_the_reason(client: httpx.AsyncClient, long_response: Response) -> None:
+    response = long_response
 
     async def posted(content: bytes) -> tuple[int, Any]:
         reply = await client.post(response.path, content=content, headers={"X-Spectool-Secret": response.secret})
@@ -116,14 +135,11 @@ async def test_bad_posts_are_refused_with_the_reason(client: httpx.AsyncClient) 
     assert (status, error["code"]) == (503, "full")
     assert (await posted(b"[" * 60_000))[0] == 422
 
-    await reading
 
-
-async def test_a_64_mib_output_is_refused_without_being_read(client: httpx.AsyncClient) -> None:
-    response = Response(client, request("London", **STREAMED))
-    reading = asyncio.create_task(response.read())
-    await asyncio.sleep(0.3)
-    sent = 0
+async def test_a_64_mib_output_is_refused_without_being_read(
+    client: httpx.AsyncClient, long_response: Response
+) -> None:
+    response, sent = long_response, 0
 
     async def parts() -> Any:
         nonlocal sent
@@ -139,7 +155,6 @@ async def test_a_64_mib_output_is_refused_without_being_read(client: httpx.Async
             continue  # refused and closed while it was being sent
         assert reply.status_code == 413
     assert sent < 1 << 26
-    await reading
 
 
 async def test_a_short_secret_is_refused(client: httpx.AsyncClient) -> None:
