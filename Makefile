@@ -54,7 +54,7 @@ IDENTITY := tests/engine/test_identity.py
 test-engine: $(MODEL)/spectool-complete
 	$(PYTEST_ENGINE) tests/engine --ignore $(IDENTITY) $(ARGS)
 
-# Engine mode writes the client path's very tokens: the whole matrix, in process; about 5 minutes.
+# Engine mode writes the client path's very tokens: the whole matrix, in process; 2 to 5 minutes.
 test-identity: $(MODEL)/spectool-complete
 	$(PYTEST_ENGINE) $(IDENTITY) $(ARGS)
 

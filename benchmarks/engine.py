@@ -31,8 +31,8 @@ __all__ = ["main"]
 CITIES = ("London", "Tokyo", "Lima", "Madrid")
 LEVELS: tuple[Level, ...] = ("sessions", "o3", "o2+o3")
 
-Ask: TypeAlias = Callable[..., Awaitable[str]]
-"""Asks one `Question` through an HTTP client, and gives the text that is to be the same in all ways of asking."""
+Ask: TypeAlias = Callable[..., Awaitable[None]]
+"""Asks one `Question` through an HTTP client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Question:
 
     Args:
         city: asked for.
-        repeat: makes the tool's output unique; an answer that repeats it is comparable without.
+        repeat: makes the tool's output unique.
         padding: words that make the output long.
         tool_s: how long the tool takes, from the moment the model is asked.
     """
@@ -67,8 +67,8 @@ class Question:
         return json.dumps({"city": self.city, "weather": f"{len(self.city) * 3} C", "seen": self.repeat + detail})
 
 
-async def client_path(client: httpx.AsyncClient, question: Question) -> str:
-    """The first request, the tool (which an early run may have begun at once), the second; returns the answer."""
+async def client_path(client: httpx.AsyncClient, question: Question) -> None:
+    """The first request, the tool (which an early run may have begun at once), the second."""
     tool = asyncio.create_task(asyncio.sleep(question.tool_s))
     first = await _chat(client, question.body)
     message = first["choices"][0]["message"]
@@ -79,11 +79,11 @@ async def client_path(client: httpx.AsyncClient, question: Question) -> str:
         {"role": "assistant", "content": message["content"] or "", "tool_calls": message["tool_calls"]},
         {"role": "tool", "tool_call_id": call["id"], "content": question.output},
     ]
-    return _text(await _chat(client, {**question.body, "messages": answered}), question)
+    await _chat(client, {**question.body, "messages": answered})
 
 
-async def engine_path(client: httpx.AsyncClient, question: Question) -> str:
-    """One request whose sequence goes on inside the engine; returns the answer."""
+async def engine_path(client: httpx.AsyncClient, question: Question) -> None:
+    """One request whose sequence goes on inside the engine."""
     request_id, secret = uuid.uuid4().hex, uuid.uuid4().hex
     headers = {REQUEST_ID_HEADER: request_id, SECRET_HEADER: secret, TURNS_HEADER: "1"}
     entry = {"name": "get_weather", "params": {"city": question.city}}
@@ -108,14 +108,13 @@ async def engine_path(client: httpx.AsyncClient, question: Question) -> str:
     if len(turns) != 2:
         raise AssertionError(f"{question.city}: {len(turns)} turns")
     _the_call(turns[0]["choices"][0]["message"], question)
-    return _text(turns[-1], question)
 
 
-async def one_turn(client: httpx.AsyncClient, question: Question, *, announced: bool) -> str:
+async def one_turn(client: httpx.AsyncClient, question: Question, *, announced: bool) -> None:
     """The first request alone, with or without a tool cache that stays empty."""
     headers = {REQUEST_ID_HEADER: uuid.uuid4().hex, SECRET_HEADER: uuid.uuid4().hex} if announced else {}
     message = (await _chat(client, question.body, headers))["choices"][0]["message"]
-    return json.dumps(_the_call(message, question)["function"])
+    _the_call(message, question)
 
 
 async def _chat(client: httpx.AsyncClient, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
@@ -131,17 +130,11 @@ def _the_call(message: Mapping[str, Any], question: Question) -> Any:
     return call
 
 
-def _text(completion: Mapping[str, Any], question: Question) -> str:
-    return str(completion["choices"][0]["message"]["content"]).replace(question.repeat, "")
-
-
-async def timed(
-    ask: Ask, client: httpx.AsyncClient, questions: Sequence[Question], **more: Any
-) -> tuple[float, list[str]]:
-    """Seconds until all questions, asked at once, are answered; and the answers."""
+async def timed(ask: Ask, client: httpx.AsyncClient, questions: Sequence[Question], **more: Any) -> float:
+    """Seconds until all questions, asked at once, are answered."""
     started_s = time.perf_counter()
-    answers = await asyncio.gather(*(ask(client, question, **more) for question in questions))
-    return time.perf_counter() - started_s, answers
+    await asyncio.gather(*(ask(client, question, **more) for question in questions))
+    return time.perf_counter() - started_s
 
 
 async def steps(client: httpx.AsyncClient, level: Level) -> dict[str, int]:
@@ -157,18 +150,15 @@ async def measure(
     """Print one row."""
     times: dict[Ask, list[float]] = {client_path: [], engine_path: []}
     counts: dict[Ask, dict[str, int]] = {client_path: {}, engine_path: {}}
-    answers: dict[Ask, list[str]] = {client_path: [], engine_path: []}
     for number in range(-1, num_repeats):  # the first warms up
         for path in (client_path, engine_path)[:: 1 if number % 2 else -1]:
-            repeat = f"{number}-{path.__name__}-{level}-{num_requests}"
+            repeat = uuid.uuid4().hex[:8]
             questions = [Question(city, repeat, padding, tool_s) for city in CITIES[:num_requests]]
             await steps(client, level)
-            seconds, said = await timed(path, client, questions)
-            answers[path] += said
+            seconds = await timed(path, client, questions)
             if number >= 0:
                 times[path].append(seconds)
                 counts[path] = await steps(client, level)
-    num_different = sum(ours != theirs for ours, theirs in zip(answers[engine_path], answers[client_path], strict=True))
     ratios = [ours / theirs for ours, theirs in zip(times[engine_path], times[client_path], strict=True)]
     low, middle, high = quantiles(ratios, n=4)
     shown = " ".join(
@@ -176,8 +166,7 @@ async def measure(
     )
     print(
         f"{level:9s} {num_requests:8d} {padding:7d} {tool_s:5.1f} {median(times[client_path]):8.2f}"
-        f" {median(times[engine_path]):8.2f} {middle:6.3f} ({low:.3f} to {high:.3f})   {shown}"
-        f"   {num_different} of {len(answers[client_path])}",
+        f" {median(times[engine_path]):8.2f} {middle:6.3f} ({low:.3f} to {high:.3f})   {shown}",
         flush=True,
     )
 
@@ -188,7 +177,7 @@ async def overhead(client: httpx.AsyncClient, level: Level, num_repeats: int) ->
     for number in range(-1, num_repeats):  # the first warms up
         for name in list(times)[:: 1 if number % 2 else -1]:
             questions = [Question("London", f"{number} {name}")]
-            seconds, _ = await timed(one_turn, client, questions, announced=name == "announced")
+            seconds = await timed(one_turn, client, questions, announced=name == "announced")
             if number >= 0:
                 times[name].append(seconds)
     base = median(times["stock"])
@@ -224,10 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tool-s", type=float, nargs="*", default=[], help="also with tools that take so long (join)")
     parser.add_argument("--long", action="store_true", help="also with long outputs")
     given = parser.parse_args(arguments)
-    print(
-        "level     requests padding    T client s engine s  ratio (quartiles)    client's steps, tokens; engine's"
-        "   answers that differ"
-    )
+    print("level     requests padding    T client s engine s  ratio (quartiles)    client's steps, tokens; engine's")
     for level in given.level or LEVELS:
         hold_s = max([2.0, *(2 * tool_s for tool_s in given.tool_s)])
         with serving(given.model, EngineSettings(level=level, hold_s=hold_s)) as server:
