@@ -40,7 +40,7 @@ def engines(model_folder: Path) -> Callable[[str], InProcess]:
 
 @pytest.fixture(scope="module")
 def expected_of(engines: Callable[[str], InProcess]) -> ExpectedOf:
-    """Both turns of each city as a client asks for them: of stock scheduling, whatever the engine's configuration."""
+    """Both turns of each city as a client asks for them: on the plain o3 engine, whatever the configuration."""
 
     @cache
     def of_prompts(system: str) -> Expected:
