@@ -21,6 +21,7 @@ from spectool_core.events import Event, Hook, ToolObserved, announce
 from spectool_core.explain import explain
 from spectool_core.fences import Fences, Write
 from spectool_core.gate import Gate
+from spectool_core.launching import TurnRules
 from spectool_core.load import LoopLoad
 from spectool_core.loops import run_on, running_loop, wait_in_thread
 from spectool_core.runs import NotPrepared, RunContext, Toolbox
@@ -29,7 +30,7 @@ from spectool_core.speculators.protocol import Speculator
 from spectool_core.speculators.stream import AnswerStream
 from spectool_core.statistics import Counters, SpeculationStatistics
 from spectool_core.threads import EventLoopThread, WorkerThreads
-from spectool_core.turn import Turn, TurnRules
+from spectool_core.turn import Turn
 
 __all__ = ["Speculation"]
 

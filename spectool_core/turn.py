@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from spectool_core.appraisal import Traits
-from spectool_core.budget import TurnBudget
 from spectool_core.cache import Run, ToolCache
 from spectool_core.calls import Prompt, ToolCall, ToolSchema, name_of
 from spectool_core.canonical import CallKey
-from spectool_core.config import SpeculationConfig
-from spectool_core.decision import Claim, Hit, Join, Launch, Miss, Skip, decide_claim, decide_launch
+from spectool_core.decision import Claim, Hit, Join, Miss, decide_claim
 from spectool_core.engine import EngineTurn
 from spectool_core.events import (
     CallPredicted,
     CallResolved,
-    Event,
-    LaunchSkipped,
     Outcome,
-    RunFinished,
-    RunOutcome,
     SpeculatorFinished,
     SpeculatorSkipped,
     TurnAnswered,
@@ -32,43 +26,17 @@ from spectool_core.events import (
     TurnStarted,
 )
 from spectool_core.fences import meet
-from spectool_core.gate import Gate
+from spectool_core.launching import EarlyRuns, TurnRules
 from spectool_core.listening import listen
 from spectool_core.load import LoopLoad
 from spectool_core.loops import run_on, running_loop, wait_in_thread, wait_on_loop
 from spectool_core.runs import NotPrepared, PreparedCall, RunContext, Scope, Toolbox
 from spectool_core.speculators.protocol import Speculator
 
-__all__ = ["Claimed", "Turn", "TurnRules"]
+__all__ = ["Claimed", "Turn"]
 
 # Predictions heard for each run that a turn may start: more than that is no guess at one answer.
 _MAX_PREDICTIONS_PER_RUN = 4
-
-_ANSWER = "answer"
-"""The source, in events, of what no speculator named: the main model's answer itself began it."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRules:
-    """What all turns of one `Speculation` share.
-
-    Args:
-        config: its settings.
-        gate: which speculators are asked, which tools rest, and what limits are left.
-        scope_of: who may share a call's result; raises NotPrepared where the user's `scope` raises.
-        may_speculate: the user's word on running a call early.
-        outlives_turn: whether results may serve later turns of an agent run.
-        announce: tells the hooks.
-        account: charges a speculator, by name, for what it has used up to a loop's time.
-    """
-
-    config: SpeculationConfig
-    gate: Gate
-    scope_of: Callable[[ToolCall, RunContext], Hashable]
-    may_speculate: Callable[[ToolCall, RunContext], bool]
-    outlives_turn: Callable[[RunContext], bool]
-    announce: Callable[[Event], None]
-    account: Callable[[str, Speculator, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +90,8 @@ class Turn:
         self._cache = cache
         self._load = load
         self._loop = loop
-        self._budget = TurnBudget()
+        self._early = EarlyRuns(number, context, rules, cache, loop, engine_turn)
         self._listeners: list[asyncio.Task[None]] = []
-        self._runs: dict[CallKey, Run] = {}
-        self._launched: set[Run] = set()
-        self._served: set[Run] = set()
         self._due: Counter[CallKey] = Counter()
         self._predicted: dict[CallKey, dict[str, None]] = {}
         self._num_considered = 0
@@ -216,89 +181,21 @@ class Turn:
 
     def _is_exhausted(self) -> bool:
         """Whether no further prediction could start a run, so that asking on is a waste."""
-        limit = self._rules.config.max_runs_per_turn
-        if self._num_considered >= _MAX_PREDICTIONS_PER_RUN * limit:
-            return True
-        return self._budget.num_runs >= limit and not any(run.state == "queued" for run in self._runs.values())
+        most = _MAX_PREDICTIONS_PER_RUN * self._rules.config.max_runs_per_turn
+        return self._num_considered >= most or self._early.are_exhausted
 
     def _consider(self, call: ToolCall, source: str) -> None:
         self._num_considered += 1
         try:
             prepared = self._prepare(call)
         except NotPrepared as exc:
-            self._skip(call.name, source, exc.reason)
+            self._early.skip(call.name, source, exc.reason)
             return
         probability: float | None = getattr(call, "probability", None)
         if self._rules.gate.is_likely(probability):  # what is never run early must not count as a success
             self._predicted.setdefault(prepared.key, {})[source] = None
         self._rules.announce(CallPredicted(self.number, call.name, source, self._loop.time(), probability))
-        self._launch(prepared, source, probability)
-
-    def _launch(self, prepared: PreparedCall, source: str | None, probability: float | None = None) -> None:
-        """Run a call, unless something speaks against it; `source` is None where the answer itself asks for it."""
-        rules, name, key, now_s = self._rules, prepared.call.name, prepared.key, self._loop.time()
-        worth_s = rules.gate.worth_s(self.number, name, probability, now_s)
-        present = self._cache.get(key, prepared.policy.reads)
-        decision = decide_launch(
-            shadow=rules.config.mode == "shadow",
-            answered=self._answered and source is not None,
-            present=present is not None,
-            resting=rules.gate.is_resting(key.tool),
-            denied=not rules.may_speculate(prepared.call, self.context),
-            objection=self._objection(prepared, probability, worth_s, now_s),
-        )
-        if present is not None and self.engine_turn is not None:
-            self.engine_turn.found(present)
-        if decision == Skip("max_runs_per_turn") and self._displace(worth_s):
-            decision = Launch()
-        match decision:
-            case Skip(reason):
-                self._skip(name, source, reason)
-            case Launch() if not rules.gate.budget.spend_run(self._budget, name, prepared.policy.cost, now_s):
-                self._skip(name, source, "max_runs")
-            case Launch():
-                run = self._cache.launch(
-                    prepared,
-                    source=source,
-                    timeout_s=prepared.policy.timeout_s or rules.config.timeout_s,
-                    on_end=self._run_ended,
-                    worth_s=worth_s,
-                    on_begin=self.engine_turn.begun if self.engine_turn is not None else None,
-                )
-                self._runs[key] = run
-                self._launched.add(run)
-
-    def _objection(self, prepared: PreparedCall, probability: float | None, worth_s: float, now_s: float) -> str | None:
-        """What speaks against an early run: a write under way, what it is worth, or a limit that is used up."""
-        if self._cache.is_being_written(prepared):
-            return "being_written"
-        gate = self._rules.gate
-        return gate.objection(prepared.policy, probability, worth_s) or gate.budget.run_limit(
-            self._budget, prepared.call.name, now_s
-        )
-
-    def _skip(self, tool: str, source: str | None, reason: str) -> None:
-        self._rules.announce(LaunchSkipped(self.number, tool, source or _ANSWER, reason))
-
-    def _displace(self, worth_s: float) -> bool:
-        """Drop a run that has not begun and is worth less, to make room for one more in this turn."""
-        queued = [run for run in self._runs.values() if run.state == "queued" and run.worth_s < worth_s]
-        if not queued:
-            return False
-        least = min(queued, key=lambda run: run.worth_s)
-        self._release(least)
-        self._budget.give_back(least.prepared.call.name)
-        return True
-
-    def _run_ended(self, run: Run, outcome: RunOutcome, ended_s: float) -> None:
-        tool = run.prepared.key.tool
-        if outcome in ("failed", "not_replayable"):
-            self._rules.gate.rest(tool, for_good=outcome == "not_replayable")
-        name = run.prepared.call.name
-        source = run.source or _ANSWER
-        self._rules.announce(RunFinished(self.number, name, source, run.started_s, ended_s, outcome))
-        if self.engine_turn is not None:
-            self.engine_turn.ended(run, outcome)
+        self._early.launch(prepared, source, probability, answered=self._answered)
 
     # The answer
 
@@ -316,12 +213,10 @@ class Turn:
             (source, prepared.call.name) for key, prepared in asked.items() for source in self._predicted.get(key, ())
         )
         self._rules.announce(TurnAnswered(self.number, now_s, now_s - self._started_s, len(calls), came_true))
-        for key, run in list(self._runs.items()):
-            if run.state == "queued" or (key not in self._due and run.prepared.policy.reuse == "turn"):
-                self._release(run)
+        self._early.drop_unasked(self._due)
         for key, prepared in asked.items():
             if self._due[key] > 1:  # identical calls run once, and answer every id
-                self._launch(prepared, source=None)
+                self._early.launch(prepared, source=None)
         self._settle_if_done()
 
     def _note_calls(self, calls: Sequence[ToolCall]) -> dict[CallKey, PreparedCall]:
@@ -371,7 +266,7 @@ class Turn:
         saved_s = 0.0
         source: str | None = None
         if run is not None and outcome != "miss":
-            self._served.add(run)
+            self._early.served(run)
             saved_s = max(0.0, run.duration_s - waited_s)
             source = run.source
         predicted_by = tuple(self._predicted.get(prepared.key, ())) if prepared is not None else ()
@@ -393,11 +288,7 @@ class Turn:
         self._load.turn_ended()
         for listener in self._listeners:
             listener.cancel()
-        for run in list(self._runs.values()):
-            self._release(run)
-        num_launched = len(self._launched)
-        num_wasted = sum(run.num_waiters == 0 for run in self._launched - self._served)
-        self._launched.clear()  # the turn may be kept for longer than its results
+        num_launched, num_wasted = self._early.end()
         self._rules.announce(TurnSettled(self.number, self._loop.time(), num_launched, num_wasted))
         if self.engine_turn is not None:
             self.engine_turn.settled()
@@ -415,8 +306,3 @@ class Turn:
         owner = self._rules.scope_of(call, self.context)
         shared = policy.reuse == "ttl" and self._rules.outlives_turn(self.context)
         return self._toolbox.prepare(call, Scope(owner, None if shared else self.number))
-
-    def _release(self, run: Run) -> None:
-        del self._runs[run.prepared.key]
-        if run.prepared.policy.reuse == "turn" or run.state == "queued":
-            self._cache.drop(run)
